@@ -1,0 +1,74 @@
+# `make serve` and `make test` are all it takes: both install what is missing first.
+
+# The interpreter that creates the environment, where to, and which build of vLLM: cpu or gpu.
+PYTHON ?= python3
+VENV ?= .venv
+EXTRA ?= cpu
+
+# Only the command line overrides these: shells export names like HOST for purposes of their own.
+BUNDLED := models/scenes-llava
+MODEL = $(BUNDLED)
+HOST = 127.0.0.1
+PORT = 8000
+ARGS =
+
+PY := $(VENV)/bin/python
+PYTEST := $(PY) -m pytest
+SETUP := scripts/setup.py scripts/environment.py scripts/msdg-vllm-torchvision.pth pyproject.toml
+READY := $(VENV)/.ready-$(EXTRA)
+READY_DEV := $(READY)-dev
+
+# The bundled model is on disk and small: no network, and not most of the memory for its KV cache.
+ifeq ($(MODEL),$(BUNDLED))
+SERVE_ENV := HF_HUB_OFFLINE=1 VLLM_CPU_KVCACHE_SPACE=$${VLLM_CPU_KVCACHE_SPACE:-1}
+endif
+
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+.PHONY: help setup serve test lint types test-unit test-engine test-server format clean
+
+help: ## List what can be made
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@echo
+	@echo "Options of make serve: MODEL=$(MODEL) HOST=$(HOST) PORT=$(PORT) ARGS='--help'"
+	@echo "Options of every target: EXTRA=cpu|gpu VENV=$(VENV) PYTHON=$(PYTHON)"
+
+$(READY): $(SETUP)
+	@$(PYTHON) scripts/setup.py --venv $(VENV) --extra $(EXTRA)
+	@touch $@
+
+$(READY_DEV): $(SETUP)
+	@$(PYTHON) scripts/setup.py --venv $(VENV) --extra $(EXTRA) --group dev
+	@touch $(READY) $@
+
+setup: $(READY_DEV) ## Install everything, the developers' tools included
+
+serve: $(READY) ## Serve the bundled model, or another: MODEL=llava-hf/llava-1.5-7b-hf
+	@$(SERVE_ENV) exec $(PY) -m server --model $(MODEL) --host $(HOST) --port $(PORT) $(ARGS)
+
+test: lint types test-unit test-engine test-server ## Check everything, as the CI does
+
+lint: $(READY_DEV) ## Check style and formatting
+	$(PY) -m ruff check
+	$(PY) -m ruff format --check
+
+types: $(READY_DEV) ## Check types
+	$(PY) -m mypy
+
+test-unit: $(READY_DEV) ## Run the tests that need no engine
+	$(PYTEST) tests/unit
+
+test-engine: $(READY_DEV) ## Run the tests on the real vLLM engine
+	$(PYTEST) tests/engine
+
+test-server: $(READY_DEV) ## Run the tests on the real server
+	$(PYTEST) tests/server
+
+format: $(READY_DEV) ## Format the code and fix what can be fixed
+	$(PY) -m ruff check --fix
+	$(PY) -m ruff format
+
+clean: ## Remove the environment and all caches
+	if [ -f $(VENV)/pyvenv.cfg ]; then rm -rf $(VENV); fi
+	rm -rf build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .schemathesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
