@@ -1,0 +1,174 @@
+"""Signals of one image: sinks, saliency, directions, relevance (Alg. 1, lines 1-6; Eq. 1, 2).
+
+Functions take one image, never a batch: a floating-point reduction launched on the same shape
+gives the same bits whatever else travels in the batch.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from msdg_vllm.core.options import SelectionOptions
+from msdg_vllm.profiles import EncoderProfile
+
+# Algorithm 1: unit(z) = z / max(|z|, 1e-12).
+_UNIT_EPSILON = 1e-12
+
+
+@dataclass(frozen=True, slots=True)
+class TokenSignals:
+    """What the states of one image say about its tokens.
+
+    Attributes:
+        saliency: u, `(N,)`.
+        activation: Absolute value at the sink coordinate, `(N,)`; 0 without the sink filter.
+        finite: `(N,)`, False where a state of the token, or its norm, is not finite.
+        directions: `(N, d)`, unit norm or zero, zero where not finite; None without grouping.
+        moved: `(N,)`, True where the direction is not zero.
+    """
+
+    saliency: Tensor
+    activation: Tensor
+    finite: Tensor
+    directions: Tensor | None
+    moved: Tensor
+
+
+def token_signals(
+    states: Mapping[int, Tensor],
+    profile: EncoderProfile,
+    patches_per_token: int,
+    given_saliency: Tensor | None,
+    options: SelectionOptions,
+) -> TokenSignals:
+    """Return the query-free signals of one image: per patch first, then merged to tokens.
+
+    Of the patches that merge into a token the saliency and the direction are averaged, the
+    latter renormalised; one sink among them, or one value that is not finite, decides for all.
+
+    Args:
+        states: The states of the layers `options.layers(profile)`, `(N * patches_per_token, d)`.
+        profile: The settings for the encoder.
+        patches_per_token: How many neighbouring patches merge into one token.
+        given_saliency: `(N * patches_per_token,)`, used if `options.saliency` is `"given"`.
+        options: Which variant of the method.
+    """
+    saliency = _saliency(states, profile, given_saliency, options)
+    finite = saliency.isfinite()
+    activation = torch.zeros_like(saliency)
+    if options.sink_filter:
+        state = states[profile.sink_layer + 1].float()
+        finite = finite & row_norms(state).isfinite()
+        activation = state[:, profile.sink_coordinate].abs()
+    directions: Tensor | None = None
+    moved = torch.zeros_like(finite)
+    if options.grouping != "none":
+        directions, moved, finite_directions = _directions(states, profile, options)
+        finite = finite & finite_directions
+
+    if patches_per_token > 1:
+        saliency = _mean_over_patches(saliency, patches_per_token)
+        activation = activation.view(-1, patches_per_token).amax(dim=-1)
+        finite = finite.view(-1, patches_per_token).all(dim=-1)
+        if directions is not None:
+            directions, moved = unit_and_moved(_mean_over_patches(directions, patches_per_token))
+    if directions is not None:
+        # A zero times NaN would spoil the sums over all tokens.
+        directions = directions.masked_fill_(~finite.unsqueeze(-1), 0.0)
+    return TokenSignals(
+        saliency=torch.where(finite, saliency, 0.0),
+        activation=torch.where(finite, activation, torch.inf),
+        finite=finite,
+        directions=directions,
+        moved=moved & finite,
+    )
+
+
+def query_relevance(visual: Tensor, query: Tensor) -> Tensor:
+    """Return alpha of Eq. 2: each token's highest cosine similarity to a query token.
+
+    Finite whatever comes in: a projected token that is not finite gets the lowest cosine, -1; a
+    query token that is not finite is passed over; a query with none left counts as empty.
+
+    Args:
+        visual: Projected tokens, `(N, D)`.
+        query: Query embeddings, `(Q, D)`.
+
+    Returns:
+        `(N,)` float32, all ones when the query is empty.
+    """
+    if query.shape[0] == 0:
+        return visual.new_ones(visual.shape[0], dtype=torch.float32)
+    visual, query = visual.float(), query.float()
+    query_norms = row_norms(query)
+    finite_query = query_norms.isfinite()
+    units = unit(query, query_norms).masked_fill_(~finite_query.unsqueeze(-1), 0.0)
+    products = (visual @ units.T).masked_fill_(~finite_query, -torch.inf)  # (N, Q)
+    # Dividing by |x| after the maximum saves a pass over (N, D).
+    norms = row_norms(visual)
+    relevance = products.amax(dim=-1) / norms.clamp_min(_UNIT_EPSILON)
+    relevance = torch.where(norms.isfinite(), relevance, -1.0)
+    return torch.where(finite_query.any(), relevance, 1.0)
+
+
+def row_norms(vectors: Tensor) -> Tensor:
+    """Return the Euclidean norm of each row: `(N, d)` -> `(N,)`."""
+    norms: Tensor = torch.linalg.vector_norm(vectors, dim=-1)
+    return norms
+
+
+def unit(vectors: Tensor, norms: Tensor) -> Tensor:
+    """Return unit(z) = z / max(|z|, 1e-12) for each row z of `(N, d)`, given the norms."""
+    return vectors / norms.clamp_min(_UNIT_EPSILON).unsqueeze(-1)
+
+
+def unit_and_moved(vectors: Tensor) -> tuple[Tensor, Tensor]:
+    """Return unit(z) for each row z of `(N, d)`, and where z is not zero, `(N,)`."""
+    norms = row_norms(vectors)
+    return unit(vectors, norms), norms > 0
+
+
+def _saliency(
+    states: Mapping[int, Tensor],
+    profile: EncoderProfile,
+    given_saliency: Tensor | None,
+    options: SelectionOptions,
+) -> Tensor:
+    """Line 4: how far each patch moved over the window, `(P,)`."""
+    if options.saliency == "given":
+        assert given_saliency is not None
+        return given_saliency.float()
+    start, end = profile.saliency_window
+    if options.saliency == "endpoint":
+        return row_norms(states[end].float() - states[start].float())
+    total = torch.zeros_like(states[start][:, 0], dtype=torch.float32)
+    for before, after in pairwise(range(start, end + 1)):
+        total = total + row_norms(states[after].float() - states[before].float())
+    return total
+
+
+def _directions(
+    states: Mapping[int, Tensor], profile: EncoderProfile, options: SelectionOptions
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Line 3, Eq. 1: unit directions `(P, d)`, where they are not zero, where they are finite."""
+    if options.grouping == "output":
+        features = states[profile.features_layer].float()
+        norms = row_norms(features)
+        return unit(features, norms), norms > 0, norms.isfinite()
+    early, late = (states[layer].float() for layer in profile.direction_layers)
+    early_norms, late_norms = row_norms(early), row_norms(late)
+    displacement = unit(late, late_norms)
+    displacement -= unit(early, early_norms)
+    directions, moved = unit_and_moved(displacement)
+    return directions, moved, early_norms.isfinite() & late_norms.isfinite()
+
+
+def _mean_over_patches(values: Tensor, patches_per_token: int) -> Tensor:
+    """Mean over each run of patches along dimension 0, added up in a fixed order."""
+    total = values[0::patches_per_token]
+    for patch in range(1, patches_per_token):
+        total = total + values[patch::patches_per_token]
+    return total / patches_per_token
