@@ -145,8 +145,9 @@ def index_options(python: str) -> list[str]:
         text=True,
         check=False,
     )
-    versions = listing.stdout.replace(",", " ").split()
-    return [] if CPU_TORCH_VERSION in versions else ["--extra-index-url", CPU_TORCH_INDEX]
+    _, _, versions = listing.stdout.partition("Available versions: ")
+    offered = versions.partition("\n")[0].split(", ")
+    return [] if CPU_TORCH_VERSION in offered else ["--extra-index-url", CPU_TORCH_INDEX]
 
 
 def run(what: str, command: Sequence[str]) -> None:
