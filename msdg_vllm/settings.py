@@ -1,0 +1,50 @@
+"""Operator settings: environment variables, because every vLLM process inherits them.
+
+The server's launcher sets them from its options; offline users set them before building `LLM`.
+vLLM's own `--mm-processor-kwargs` would hand unknown keys on to the Hugging Face processor.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from msdg_vllm.errors import SettingsError
+from msdg_vllm.request import QUERY_MODES, validate_choice, validate_retention
+
+DEFAULT_RETENTION_VARIABLE = "MSDG_DEFAULT_RETENTION"
+QUERY_MODE_VARIABLE = "MSDG_QUERY_MODE"
+PROFILE_VARIABLE = "MSDG_PROFILE"
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What a request gets when it does not say otherwise."""
+
+    default_retention: float = 1.0
+    query_mode: str = "image-turn"
+    profile_path: Path | None = None
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Settings:
+        """Read and check the `MSDG_*` variables; an unset or empty one means its default."""
+        defaults = cls()
+        default_retention = defaults.default_retention
+        if text := environment.get(DEFAULT_RETENTION_VARIABLE):
+            try:
+                default_retention = validate_retention(float(text))
+            except ValueError as error:
+                raise SettingsError(f"{DEFAULT_RETENTION_VARIABLE}={text!r}: {error}") from None
+        query_mode = environment.get(QUERY_MODE_VARIABLE) or defaults.query_mode
+        try:
+            validate_choice("query_mode", query_mode, QUERY_MODES)
+        except ValueError as error:
+            raise SettingsError(f"{QUERY_MODE_VARIABLE}: {error}") from None
+        profile_path = environment.get(PROFILE_VARIABLE)
+        return cls(
+            default_retention=default_retention,
+            query_mode=query_mode,
+            profile_path=Path(profile_path) if profile_path else None,
+        )
