@@ -6,6 +6,25 @@ Importing this package is cheap and free of side effects; vLLM calls `register()
 
 __version__ = "0.1.0"
 
+ARCHITECTURES = {
+    "LlavaForConditionalGeneration": "msdg_vllm.models.llava:PruningLlava",
+    "LlavaNextForConditionalGeneration": "msdg_vllm.models.llava_next:PruningLlavaNext",
+    "Qwen2_5_VLForConditionalGeneration": "msdg_vllm.models.qwen2_5_vl:PruningQwen2_5_VL",
+}
+"""Architectures this plugin serves, with the class that replaces vLLM's."""
+
 
 def register() -> None:
     """Put the pruned models in vLLM's registry; calling it again changes nothing."""
+    from vllm.model_executor.models.registry import ModelRegistry
+    from vllm.renderers.registry import RENDERER_REGISTRY
+
+    from msdg_vllm.engine.compat import check_vllm
+    from msdg_vllm.settings import Settings
+
+    check_vllm()
+    Settings.from_environment()
+    for architecture, model_class in ARCHITECTURES.items():
+        ModelRegistry.register_model(architecture, model_class)
+    # Not `register()`: it warns about every mode that exists already.
+    RENDERER_REGISTRY.renderers["hf"] = ("msdg_vllm.engine.renderer", "PruningRenderer")

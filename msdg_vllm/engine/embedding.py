@@ -1,0 +1,182 @@
+"""The worker's half: encode in micro-batches, capture, analyse, select, keep exactly B rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from vllm.config import VllmConfig
+from vllm.logger import init_logger
+from vllm.utils.torch_utils import async_tensor_h2d
+
+from msdg_vllm.core import analyze_image, select_tokens
+from msdg_vllm.engine.compat import check_vllm
+from msdg_vllm.engine.encoder import check_depth, profile_of
+from msdg_vllm.engine.spec import PruningSpec, field_name
+from msdg_vllm.engine.states import EncoderStates
+from msdg_vllm.settings import Settings
+
+# Below "vllm", because vLLM configures that logger and no other.
+logger = init_logger(f"vllm.{__name__}")
+
+
+@dataclass(slots=True)
+class EncodedImages:
+    """Images of one size, encoded together.
+
+    Attributes:
+        states: Captured states by layer, each `(images, N * patches_per_token, d)`.
+        visual: Projected tokens, `(images, N, D)`.
+        columns: What each kept token carries behind its embedding to the model runner,
+            `(images, N, C)`; None carries nothing.
+    """
+
+    states: EncoderStates
+    visual: torch.Tensor
+    columns: torch.Tensor | None = None
+
+
+class PruningModel:
+    """Mixin for a vLLM model: goes before the stock class in the bases.
+
+    Items without a budget take the stock path untouched; when a step has none with a budget,
+    nothing here runs at all.
+    """
+
+    modalities: tuple[str, ...] = ("image",)
+    patches_per_token = 1
+
+    def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
+        super().__init__(vllm_config=vllm_config, prefix=prefix)  # type: ignore[call-arg]
+        if not self.can_prune(vllm_config.model_config.hf_config):
+            return
+        settings = Settings.from_environment()
+        name, self.profile = profile_of(vllm_config.model_config, settings)
+        check_depth(name, self.profile, len(self.encoder_blocks()))
+        # What vLLM's memory profiling ran the tower on: the scheduler counts pruned tokens, so
+        # one step can bring many times more images than that.
+        self.max_tower_tokens = vllm_config.scheduler_config.max_num_encoder_input_tokens
+        logger.info_once(
+            "msdg-vllm prunes %s: profile %s, default retention %s, query mode %s, %s",
+            vllm_config.model_config.architecture,
+            name,
+            settings.default_retention,
+            settings.query_mode,
+            check_vllm(),
+        )
+
+    @classmethod
+    def can_prune(cls, hf_config: Any) -> bool:
+        """Whether a checkpoint of this architecture is one that can be pruned."""
+        return True
+
+    def encoder_blocks(self) -> Sequence[nn.Module]:
+        """The blocks of the vision encoder, in order."""
+        raise NotImplementedError
+
+    def take_items(
+        self, kwargs: Mapping[str, Any], modality: str, indices: Sequence[int]
+    ) -> dict[str, Any]:
+        """Multi-modal kwargs of some of the items in `kwargs`."""
+        raise NotImplementedError
+
+    def num_tower_tokens(
+        self, kwargs: Mapping[str, Any], modality: str, index: int, spec: PruningSpec
+    ) -> int:
+        """Tokens of an item while it is in the encoder, padding included."""
+        return spec.num_tokens
+
+    def encode_items(self, kwargs: Mapping[str, Any], modality: str) -> Iterator[EncodedImages]:
+        """Encode and project items, in order, with the states that `self.profile` names."""
+        raise NotImplementedError
+
+    def embed_multimodal(self, **kwargs: Any) -> Any:
+        for modality in self.modalities:
+            if (rows := kwargs.pop(field_name(modality), None)) is not None:
+                specs = [PruningSpec.from_tensor(row) for row in rows]
+                if any(spec.budget for spec in specs):
+                    return self._embed_pruned(kwargs, modality, specs)
+        return super().embed_multimodal(**kwargs)  # type: ignore[misc]
+
+    def _embed_pruned(
+        self, kwargs: dict[str, Any], modality: str, specs: Sequence[PruningSpec]
+    ) -> list[torch.Tensor]:
+        embeddings: dict[int, torch.Tensor] = {}
+        if stock := [index for index, spec in enumerate(specs) if not spec.budget]:
+            outputs = super().embed_multimodal(  # type: ignore[misc]
+                **self.take_items(kwargs, modality, stock)
+            )
+            embeddings.update(zip(stock, outputs, strict=True))
+        num_tokens = [
+            self.num_tower_tokens(kwargs, modality, index, spec) if spec.budget else 0
+            for index, spec in enumerate(specs)
+        ]
+        for batch in self._micro_batches(num_tokens):
+            chosen = self._embed_micro_batch(
+                self.take_items(kwargs, modality, batch),
+                modality,
+                [specs[index] for index in batch],
+            )
+            embeddings.update(zip(batch, chosen, strict=True))
+        return [embeddings[index] for index in range(len(specs))]
+
+    def _micro_batches(self, num_tokens: Sequence[int]) -> Iterator[list[int]]:
+        """Pruned items in runs whose tokens in the tower fit what was profiled."""
+        batch: list[int] = []
+        total = 0
+        for index, count in enumerate(num_tokens):
+            if not count:
+                continue
+            if batch and total + count > self.max_tower_tokens:
+                yield batch
+                batch, total = [], 0
+            batch.append(index)
+            total += count
+        if batch:
+            yield batch
+
+    def _embed_micro_batch(
+        self, kwargs: dict[str, Any], modality: str, specs: Sequence[PruningSpec]
+    ) -> list[torch.Tensor]:
+        queries = self._embed_queries(specs)
+        kept: list[torch.Tensor] = []
+        for images in self.encode_items(kwargs, modality):
+            start = len(kept)
+            kept += self.keep_tokens(images, specs[start:], queries[start:])
+        return kept
+
+    def keep_tokens(
+        self,
+        images: EncodedImages,
+        specs: Sequence[PruningSpec],
+        queries: Sequence[torch.Tensor],
+    ) -> list[torch.Tensor]:
+        """Exactly `spec.budget` embeddings of each image; `specs` may go on behind the images."""
+        signals = analyze_image(
+            images.states, self.profile, patches_per_token=self.patches_per_token
+        )
+        images.states.clear()
+        kept = []
+        for row, visual in enumerate(images.visual):
+            indices = select_tokens(signals[row], visual, queries[row], specs[row].budget)
+            embeddings = visual[indices]
+            if images.columns is not None:
+                columns = images.columns[row][indices].to(embeddings.dtype)
+                embeddings = torch.cat([embeddings, columns], dim=-1)
+            kept.append(embeddings)
+        return kept
+
+    def _embed_queries(self, specs: Sequence[PruningSpec]) -> Sequence[torch.Tensor]:
+        """Embeddings of each item's query tokens, `(Q, D)` each, with one look-up for all."""
+        language_model = self.get_language_model()  # type: ignore[attr-defined]
+        token_ids = async_tensor_h2d(
+            [token_id for spec in specs for token_id in spec.query_ids],
+            device=next(language_model.parameters()).device,
+            dtype=torch.int64,
+        )
+        embedded = language_model.embed_input_ids(token_ids)
+        queries: Sequence[torch.Tensor] = embedded.split([len(spec.query_ids) for spec in specs])
+        return queries

@@ -1,0 +1,244 @@
+"""The API process's half: from a request's wishes to budgets, fields, hashes and placeholders.
+
+Everything the scheduler must know is decided here, before the encoder has run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from typing import Any
+
+from transformers import BatchFeature
+from vllm.multimodal.hasher import MultiModalHasher
+from vllm.multimodal.inputs import MultiModalFieldConfig
+from vllm.multimodal.parse import EmbeddingItems
+from vllm.multimodal.processing import BaseMultiModalProcessor, PromptUpdate
+
+from msdg_vllm.core import num_kept_tokens
+from msdg_vllm.engine.encoder import profile_of
+from msdg_vllm.engine.queries import TurnMarkers, Turns
+from msdg_vllm.engine.spec import UNPRUNED, PruningSpec, field_name
+from msdg_vllm.errors import RequestError
+from msdg_vllm.request import PruningRequest, validate_retention
+from msdg_vllm.settings import Settings
+
+TURNS = "msdg_turns"
+"""Key under which the renderer passes the turns of a conversation."""
+
+_SPECS = "msdg_specs"
+_PROFILING = "msdg_profiling"
+
+Specs = Mapping[str, Sequence[PruningSpec]]
+
+
+class PruningProcessor(BaseMultiModalProcessor[Any]):
+    """Mixin for a vLLM processor: goes before the stock class in the bases.
+
+    A request without pruning leaves with the prompt, the hashes and the fields of the stock
+    processor, plus one field per item that says so.
+    """
+
+    modalities: tuple[str, ...] = ("image",)
+    """Modalities that can be pruned."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.settings = Settings.from_environment()
+        # An encoder without a profile must stop the start, not the first pruned request.
+        profile_of(self.info.ctx.model_config, self.settings)
+
+    def num_visual_tokens(
+        self, items: Any, modality: str, index: int, kwargs: Mapping[str, object]
+    ) -> int:
+        """Tokens that the encoder gives for an item, from its geometry and processor kwargs."""
+        raise NotImplementedError
+
+    def budget(
+        self, items: Any, modality: str, index: int, kwargs: Mapping[str, object], retention: float
+    ) -> int:
+        """Tokens to keep of an item; at retention 1, all that pruning could ever keep of it."""
+        return num_kept_tokens(self.num_visual_tokens(items, modality, index, kwargs), retention)
+
+    def placeholder_ids(self) -> Mapping[int, str]:
+        """Modality of each placeholder token id."""
+        raise NotImplementedError
+
+    def apply(self, inputs: Any, timing_ctx: Any) -> Any:
+        kwargs = dict(inputs.hf_processor_mm_kwargs)
+        turns = kwargs.pop(TURNS, None)
+        profiling = kwargs.pop(_PROFILING, False)
+        request = PruningRequest.pop_from(kwargs)
+        if turns is None:
+            turns = self._turn_markers.turns_of_prompt(
+                inputs.prompt, self.info.get_tokenizer(), self.placeholder_ids()
+            )
+        specs = {
+            modality: [
+                self._profiling_spec(items, modality, index, kwargs)
+                if profiling
+                else self._spec(request, turns, items, modality, index, kwargs)
+                for index in range(items.get_count())
+            ]
+            for modality, items in inputs.mm_data_items.items()
+            if modality in self.modalities
+        }
+        kwargs[_SPECS] = specs
+        return super().apply(replace(inputs, hf_processor_mm_kwargs=kwargs), timing_ctx)
+
+    def get_dummy_inputs(self, *args: Any, **kwargs: Any) -> Any:
+        # Memory is profiled on these: they keep every token, but by the way of a pruned image.
+        inputs = super().get_dummy_inputs(*args, **kwargs)
+        return replace(
+            inputs, hf_processor_mm_kwargs={**inputs.hf_processor_mm_kwargs, _PROFILING: True}
+        )
+
+    @cached_property
+    def _turn_markers(self) -> TurnMarkers:
+        tokenizer = self.info.get_tokenizer()
+        template = getattr(tokenizer, "chat_template", None) or getattr(
+            self.info.get_hf_processor(), "chat_template", None
+        )
+        return TurnMarkers.of_template(tokenizer, template if isinstance(template, str) else None)
+
+    def _profiling_spec(
+        self, items: Any, modality: str, index: int, kwargs: Mapping[str, object]
+    ) -> PruningSpec:
+        return PruningSpec(
+            budget=self.budget(items, modality, index, kwargs, 1.0),
+            num_tokens=self.num_visual_tokens(items, modality, index, kwargs),
+        )
+
+    def _spec(
+        self,
+        request: PruningRequest,
+        turns: Turns,
+        items: Any,
+        modality: str,
+        index: int,
+        kwargs: Mapping[str, object],
+    ) -> PruningSpec:
+        retention = turns.item(modality, index).retention
+        if retention is not None:
+            validate_retention(retention)
+        elif request.retention is not None:
+            retention = request.retention
+        else:
+            retention = self.settings.default_retention
+        if retention == 1:
+            return UNPRUNED
+        if isinstance(items, EmbeddingItems):
+            raise RequestError(
+                f"retention {retention} needs pixels, but {modality} {index} came as precomputed "
+                "embeddings, which carry no encoder states; send retention 1.0 with them",
+                parameter="retention",
+            )
+        budget = self.budget(items, modality, index, kwargs, retention)
+        if budget == self.budget(items, modality, index, kwargs, 1.0):
+            return UNPRUNED
+        query = request.query
+        if query is None:
+            mode = request.query_mode or self.settings.query_mode
+            query = turns.query(mode, modality, index)
+        elif request.query_mode == "none":
+            query = ""
+        return PruningSpec(
+            budget=budget,
+            num_tokens=self.num_visual_tokens(items, modality, index, kwargs),
+            query_ids=self._query_ids(query),
+            method=request.method,
+            scope=request.scope,
+            explanation=request.explanation,
+        )
+
+    def _query_ids(self, query: str) -> tuple[int, ...]:
+        if not query.strip():
+            return ()
+        token_ids = self.info.get_tokenizer().encode(query.strip(), add_special_tokens=False)
+        return tuple(sorted(set(token_ids)))
+
+    def _get_mm_hashes(self, inputs: Any) -> Any:
+        stock, specs = _split(inputs.hf_processor_mm_kwargs)
+        hashes = dict(super()._get_mm_hashes(replace(inputs, hf_processor_mm_kwargs=stock)))
+        algorithm = self.info.ctx.get_mm_config().mm_hasher_algorithm
+        for modality, modality_specs in specs.items():
+            hashes[modality] = [
+                content
+                if spec == UNPRUNED
+                else MultiModalHasher.hash_kwargs(
+                    algorithm, content=content, pruning=spec.identity()
+                )
+                for content, spec in zip(hashes[modality], modality_specs, strict=True)
+            ]
+        return hashes
+
+    def _get_cache_missing_processor_kwargs(self, inputs: Any, mm_is_cached: Any) -> Any:
+        stock, specs = _split(super()._get_cache_missing_processor_kwargs(inputs, mm_is_cached))
+        missing = {
+            modality: [
+                spec
+                for spec, is_cached in zip(modality_specs, mm_is_cached[modality], strict=True)
+                if not is_cached
+            ]
+            for modality, modality_specs in specs.items()
+        }
+        return {**stock, _SPECS: missing}
+
+    def _call_hf_processor(self, hf_data: Any, hf_kwargs: Mapping[str, object]) -> BatchFeature:
+        # The HF processor is cached by its kwargs: a query among them would rebuild it each time.
+        return super()._call_hf_processor(hf_data, _split(hf_kwargs)[0])
+
+    def _postprocess_hf_mm_data(
+        self, mm_inputs: Any, hf_processor_mm_kwargs: Mapping[str, object], processed_data: Any
+    ) -> BatchFeature:
+        stock, specs = _split(hf_processor_mm_kwargs)
+        processed = super()._postprocess_hf_mm_data(mm_inputs, stock, processed_data)
+        for modality, modality_specs in specs.items():
+            if modality_specs:
+                processed[field_name(modality)] = [spec.to_tensor() for spec in modality_specs]
+        return processed
+
+    def _get_mm_fields_config(
+        self, hf_inputs: Any, hf_processor_mm_kwargs: Mapping[str, object]
+    ) -> Mapping[str, MultiModalFieldConfig]:
+        stock, specs = _split(hf_processor_mm_kwargs)
+        return {
+            **super()._get_mm_fields_config(hf_inputs, stock),
+            **{
+                field_name(modality): MultiModalFieldConfig.batched(modality, keep_on_cpu=True)
+                for modality in specs
+            },
+        }
+
+    def _get_prompt_updates(
+        self, mm_items: Any, hf_processor_mm_kwargs: Mapping[str, object], out_mm_kwargs: Any
+    ) -> Sequence[PromptUpdate]:
+        stock, specs = _split(hf_processor_mm_kwargs)
+        updates: Any = super()._get_prompt_updates(mm_items, stock, out_mm_kwargs)
+        return [
+            replace(update, replacement=_Shortened(update.replacement, specs[update.modality]))
+            if update.modality in specs
+            else update
+            for update in updates
+        ]
+
+
+class _Shortened:
+    """A prompt replacement of the stock processor, cut to each item's budget."""
+
+    def __init__(self, replacement: Any, specs: Sequence[PruningSpec]) -> None:
+        self.replacement = replacement
+        self.specs = specs
+
+    def __call__(self, item_idx: int) -> Any:
+        content = self.replacement(item_idx) if callable(self.replacement) else self.replacement
+        budget = self.specs[item_idx].budget
+        return content[:1] * budget if budget else content
+
+
+def _split(kwargs: Mapping[str, object]) -> tuple[dict[str, object], Specs]:
+    """Part stock processor kwargs from the specs that travel among them."""
+    stock = dict(kwargs)
+    specs: Any = stock.pop(_SPECS, {})
+    return stock, specs

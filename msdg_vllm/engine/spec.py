@@ -1,0 +1,67 @@
+"""The order an image carries from the API process to the worker: how many tokens, which query."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from msdg_vllm.request import METHODS, SCOPES
+
+
+@dataclass(frozen=True, slots=True)
+class PruningSpec:
+    """What the worker does to one image or video; equal specs mean equal kept tokens.
+
+    Attributes:
+        budget: Tokens to keep, at most `num_tokens`; 0 leaves the item on vLLM's own path.
+        num_tokens: Tokens the encoder gives before pruning.
+        query_ids: Distinct token ids of the query, ascending: relevance is a maximum over
+            them, so order and repetition carry nothing. Empty: every token is as relevant.
+        method: Which selector decides.
+        scope: Whether a tiled image spends its budget per tile or as a whole.
+        explanation: Key under which the worker keeps its decision; 0 keeps nothing.
+    """
+
+    budget: int
+    num_tokens: int
+    query_ids: tuple[int, ...] = ()
+    method: str = METHODS[0]
+    scope: str = SCOPES[0]
+    explanation: int = 0
+
+    def identity(self) -> str:
+        """Text that two specs share exactly when their images may share a cache entry."""
+        return repr(self)
+
+    def to_tensor(self) -> torch.Tensor:
+        """Pack into one int64 row, the form that crosses processes."""
+        header = [
+            self.budget,
+            self.num_tokens,
+            METHODS.index(self.method),
+            SCOPES.index(self.scope),
+            self.explanation,
+        ]
+        return torch.tensor([*header, *self.query_ids], dtype=torch.int64)
+
+    @classmethod
+    def from_tensor(cls, row: torch.Tensor) -> PruningSpec:
+        """Unpack a row that stayed on the host: reading it waits for no device."""
+        budget, num_tokens, method, scope, explanation, *query_ids = row.tolist()
+        return cls(
+            budget=budget,
+            num_tokens=num_tokens,
+            query_ids=tuple(query_ids),
+            method=METHODS[method],
+            scope=SCOPES[scope],
+            explanation=explanation,
+        )
+
+
+UNPRUNED = PruningSpec(budget=0, num_tokens=0)
+
+
+def field_name(modality: str) -> str:
+    """Name of the field with the specs; every item has it, so that all can share a batch."""
+    return f"msdg_{modality}_spec"

@@ -1,0 +1,1 @@
+"""One file per architecture: what is special about it and nothing else."""
