@@ -1,0 +1,123 @@
+"""Symbols: what a visual token should be, said in the language model's own words.
+
+The token of a patch that shows an item is the sum of the embeddings of the item's words, of the
+characters of its code by place, and of where the item is. Sums train the language model before any
+picture is seen, and are then what the tower learns to produce from pixels.
+"""
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers import PreTrainedTokenizerFast
+
+from benchmarks.quality.pool import BACKGROUND, MAX_CODE, NAMES
+from benchmarks.quality.scenes import CHARACTERS, COLORS
+from benchmarks.quality.tokenizer import PLURALS
+
+_FREQUENCIES = (1, 2, 4, 8)
+
+
+class Symbols(nn.Module):
+    """Word sums for the items of a scene; used in training only."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerFast, embeddings: nn.Module) -> None:
+        super().__init__()
+        # In a tuple: the language model owns these weights, not this module.
+        self._shared = (embeddings.get_parameter("weight"),)
+        width = self.words.shape[1]
+        ids = tokenizer.convert_tokens_to_ids
+        self.color_ids = torch.tensor(ids([f" {word}" for word in COLORS]))
+        self.name_ids = torch.tensor(ids([f" {word}" for word in NAMES]))
+        self.characters = nn.Parameter(
+            torch.randn(MAX_CODE, len(CHARACTERS) + 1, width) / width**0.5
+        )
+        self.background = nn.Parameter(torch.randn(width) / width**0.5)
+        self.place = nn.Linear(2 + 4 * len(_FREQUENCIES), width, bias=False)
+        nn.init.normal_(self.place.weight, 0, 0.6 / width**0.5)
+        self._tie_word_forms(tokenizer)
+
+    @torch.no_grad()
+    def _tie_word_forms(self, tokenizer: PreTrainedTokenizerFast) -> None:
+        """Start " circles" and "circle" next to " circle", as trained embeddings would be."""
+        table = self.words
+        index = tokenizer.convert_tokens_to_ids
+        for word in (*COLORS, *NAMES):
+            plural = PLURALS.get(word, f"{word}s")
+            for form in (word, plural, f" {plural}"):
+                if form in tokenizer.get_vocab():
+                    table[index(form)] = 0.9 * table[index(f" {word}")] + 0.3 * table[index(form)]
+
+    @property
+    def words(self) -> Tensor:
+        return self._shared[0]
+
+    def item_vectors(
+        self, colors: Tensor, names: Tensor, characters: Tensor, centers: Tensor
+    ) -> Tensor:
+        """Return the sum for each item, `(B, I, D)`; rows past the last item mean nothing."""
+        vectors = self.words[self.color_ids[colors.clamp(min=0)]]
+        vectors = vectors + self.words[self.name_ids[names.clamp(min=0)]]
+        is_sign = (names == NAMES.index("sign")).unsqueeze(-1)
+        for position in range(MAX_CODE):
+            written = self.characters[position][characters[..., position]]  # -1: its last row
+            vectors = vectors + written * is_sign
+        place: Tensor = self.place(_place_features(centers))
+        return vectors + place
+
+    def visual_tokens(self, items: Tensor, owner: Tensor) -> Tensor:
+        """Return the token of every patch, `(B, N, D)`, background where no item is."""
+        index = owner.clamp(min=0).unsqueeze(-1).expand(-1, -1, items.shape[-1])
+        tokens = items.gather(1, index)
+        return torch.where((owner >= 0).unsqueeze(-1), tokens, self.background)
+
+
+def _place_features(centers: Tensor) -> Tensor:
+    scaled = centers * 2 - 1
+    waves = [
+        wave(scaled * (math.pi / 2 * frequency))
+        for frequency in _FREQUENCIES
+        for wave in (torch.sin, torch.cos)
+    ]
+    return torch.cat([2 * scaled, *waves], dim=-1)
+
+
+def alignment_loss(symbols: Symbols, tokens: Tensor, batch: dict[str, Tensor]) -> Tensor:
+    """Distance of `tokens` from the word sums, and how badly each word is read from them."""
+    owner = batch["owner"]
+    with torch.no_grad():
+        items = symbols.item_vectors(
+            batch["colors"], batch["names"], batch["characters"], batch["centers"]
+        )
+        target = symbols.visual_tokens(items, owner)
+        words = symbols.words.detach()
+        characters = symbols.characters.detach()
+    shown, empty = owner >= 0, owner == BACKGROUND
+    error = (tokens - target).square().sum(-1)
+    loss = error[shown].mean() + error[empty].mean()
+    row, patch = shown.nonzero(as_tuple=True)
+    item = owner[row, patch]
+    read = tokens[row, patch]
+    readings: list[tuple[Tensor, Tensor, Tensor]] = [
+        (read, words[symbols.color_ids], batch["colors"][row, item]),
+        (read, words[symbols.name_ids], batch["names"][row, item]),
+    ]
+    signs = batch["names"][row, item] == NAMES.index("sign")
+    last = characters.shape[1] - 1
+    for position in range(MAX_CODE):
+        written = batch["characters"][row, item, position][signs]
+        written = torch.where(written < 0, last, written)
+        readings.append((read[signs], characters[position], written))
+    return loss + sum_of_readings(readings)
+
+
+def sum_of_readings(readings: Sequence[tuple[Tensor, Tensor, Tensor]]) -> Tensor:
+    """Cross entropy of choosing the right row of a table by similarity, summed over tables."""
+    total = torch.zeros(())
+    for read, table, wanted in readings:
+        if len(wanted):
+            similarity = 6.0 * read @ functional.normalize(table, dim=-1).T
+            total = total + functional.cross_entropy(similarity, wanted)
+    return total

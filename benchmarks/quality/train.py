@@ -1,0 +1,237 @@
+"""Train the bundled model: `python -m benchmarks.quality.train`.
+
+Colour and shape are not bound to each other when everything is trained at once from scratch, so
+training goes in stages, each of which starts where the one before has ended:
+
+1. `words`: the language model alone, on a few tokens that are sums of word embeddings.
+2. `grid`: the same with all 144 tokens, items spread over several of them, and noise.
+3. `align`: tower and projector alone, until the token of a patch is the sum of its words.
+4. `pictures`: everything together on pictures, at small rates.
+
+Every random choice depends on the seed, the stage and the step alone, so that a run that was
+stopped goes on as if it had not been.
+"""
+
+import argparse
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+from tqdm import tqdm
+from transformers import LlavaForConditionalGeneration
+
+from benchmarks.quality.architecture import (
+    GRID,
+    IMAGE_SIDE,
+    NUM_VISUAL_TOKENS,
+    build_llava,
+    encode_pictures,
+)
+from benchmarks.quality.packing import (
+    IGNORED,
+    choose_patches,
+    pack_questions,
+    packed_mask,
+    sample_arrays,
+)
+from benchmarks.quality.pool import Pool, load_pool
+from benchmarks.quality.symbols import Symbols, alignment_loss
+from benchmarks.quality.tokenizer import build_tokenizer
+
+RUNS = Path(__file__).parent / "runs"
+CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
+CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
+_CHECKPOINT_EVERY = 100
+_WARMUP = 60
+# glibc hands every large tensor back to the system and faults its pages in again: 3 x slower.
+_MALLOC = {
+    "MALLOC_MMAP_THRESHOLD_": str(1 << 32),
+    "MALLOC_TRIM_THRESHOLD_": str(1 << 34),
+    "MALLOC_TOP_PAD_": str(1 << 28),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    name: str
+    steps: int
+    batch: int
+    num_questions: int
+    language_rate: float = 0.0
+    vision_rate: float = 0.0
+
+
+STAGES = (
+    Stage("words", 1500, 48, 8, language_rate=1e-3),
+    Stage("grid", 700, 32, 8, language_rate=7e-4),
+    Stage("align", 2400, 32, 0, vision_rate=1e-3),
+    Stage("pictures", 1500, 24, 8, language_rate=2e-4, vision_rate=3e-4),
+)
+
+
+class Trainer:
+    """The model, its training-only symbols, and one step of each stage."""
+
+    def __init__(self, pool: Pool, seed: int) -> None:
+        torch.manual_seed(seed)
+        self.seed = seed
+        self.pool = pool
+        self.tokenizer = build_tokenizer()
+        self.model: LlavaForConditionalGeneration = build_llava(self.tokenizer)
+        self.symbols = Symbols(self.tokenizer, self.model.get_input_embeddings())
+        self.opening = torch.tensor([self.tokenizer.convert_tokens_to_ids("USER:")])
+
+    def optimizer(self, stage: Stage) -> torch.optim.AdamW:
+        core = self.model.model
+        language = [*core.language_model.parameters(), *self.model.lm_head.parameters()]
+        vision = [*core.vision_tower.parameters(), *core.multi_modal_projector.parameters()]
+        if stage.name in ("words", "grid"):
+            language += list(self.symbols.parameters())
+        groups = [(language, stage.language_rate), (vision, stage.vision_rate)]
+        for parameters, rate in groups:
+            for parameter in parameters:
+                parameter.requires_grad_(rate > 0)
+        return torch.optim.AdamW(
+            [{"params": p, "lr": rate, "peak": rate} for p, rate in groups if rate > 0],
+            betas=(0.9, 0.98),
+            weight_decay=0.02,
+        )
+
+    def loss(self, stage: Stage, step: int) -> tuple[Tensor, dict[str, float]]:
+        number = [s.name for s in STAGES].index(stage.name)
+        rng = np.random.default_rng([self.seed, number, step])
+        generator = torch.Generator().manual_seed(int(rng.integers(1 << 62)))
+        scenes = rng.integers(len(self.pool), size=stage.batch)
+        batch = sample_arrays(self.pool, scenes)
+        if stage.name == "align":
+            tokens = encode_pictures(self.model, self._pixels(scenes))
+            return alignment_loss(self.symbols, tokens, batch), {}
+        if stage.name == "pictures":
+            tokens = encode_pictures(self.model, self._pixels(scenes))
+            alignment = alignment_loss(self.symbols, tokens, batch)
+        else:
+            tokens = self._symbolic_tokens(batch, generator)
+            alignment = torch.zeros(())
+        if stage.name == "words":
+            kept = choose_patches(batch["owner"], 12, generator, one_per_item=True)
+        else:
+            # Half of the time all tokens, else any number down to 1/12 of them.
+            num_kept = NUM_VISUAL_TOKENS
+            if rng.random() < 0.5:
+                num_kept = int(NUM_VISUAL_TOKENS * 12.0 ** -rng.random())
+            kept = choose_patches(batch["owner"], num_kept, generator)
+        tokens = tokens.gather(1, kept.unsqueeze(-1).expand(-1, -1, tokens.shape[-1]))
+        answer, accuracy = self._answer_loss(tokens, scenes, stage, rng)
+        return answer + 0.1 * alignment, {"correct": accuracy}
+
+    def _symbolic_tokens(self, batch: dict[str, Tensor], generator: torch.Generator) -> Tensor:
+        items = self.symbols.item_vectors(
+            batch["colors"], batch["names"], batch["characters"], batch["centers"]
+        )
+        tokens = self.symbols.visual_tokens(items, batch["owner"])
+        noise = torch.randn(tokens.shape, generator=generator)
+        scale: float = 0.3 / tokens.shape[-1] ** 0.5
+        return tokens + noise * scale
+
+    def _pixels(self, scenes: np.ndarray) -> Tensor:
+        pixels = torch.from_numpy(self.pool.pixels[scenes]).permute(0, 3, 1, 2).float() / 255
+        mean, std = (torch.tensor(v).view(1, 3, 1, 1) for v in (CLIP_MEAN, CLIP_STD))
+        return (pixels - mean) / std
+
+    def _answer_loss(
+        self, visual: Tensor, scenes: np.ndarray, stage: Stage, rng: np.random.Generator
+    ) -> tuple[Tensor, float]:
+        packed = pack_questions(self.pool, scenes, rng, stage.num_questions)
+        embed = self.model.get_input_embeddings()
+        opening = embed(self.opening).expand(len(scenes), -1, -1)
+        inputs = torch.cat([opening, visual, embed(packed.tokens)], dim=1)
+        num_before = 1 + visual.shape[1]
+        before = torch.arange(num_before).expand(len(scenes), -1)
+        hidden = self.model.model.language_model(
+            inputs_embeds=inputs,
+            attention_mask=packed_mask(packed.segment, num_before),
+            position_ids=torch.cat([before, num_before + packed.offset], dim=1),
+            use_cache=False,
+        ).last_hidden_state[:, num_before:]
+        wanted = packed.labels != IGNORED
+        logits = self.model.lm_head(hidden[wanted])
+        labels = packed.labels[wanted]
+        # The end of the answer is soon certain; accuracy is of what comes before it.
+        told = labels != self.tokenizer.eos_token_id
+        right = (logits.argmax(-1) == labels)[told].float().mean()
+        return functional.cross_entropy(logits, labels), float(right)
+
+
+def train(folder: Path, num_scenes: int, seed: int, until: str) -> Trainer:
+    """Run the stages up to and including `until`, going on from the last checkpoint."""
+    trainer = Trainer(load_pool(folder, num_scenes, IMAGE_SIDE, GRID), seed)
+    for stage in STAGES:
+        _run_stage(trainer, stage, folder / f"{stage.name}.pt")
+        if stage.name == until:
+            break
+    return trainer
+
+
+def _run_stage(trainer: Trainer, stage: Stage, path: Path) -> None:
+    optimizer = trainer.optimizer(stage)
+    first = 0
+    if path.exists():
+        saved = torch.load(path, weights_only=True)
+        trainer.model.load_state_dict(saved["model"])
+        trainer.symbols.load_state_dict(saved["symbols"])
+        first = saved["step"]
+        if first < stage.steps:
+            optimizer.load_state_dict(saved["optimizer"])
+    if first >= stage.steps:
+        return
+    smooth: dict[str, float] = {}
+    bar = tqdm(range(first, stage.steps), initial=first, total=stage.steps, desc=stage.name)
+    for step in bar:
+        scale = min(1.0, (step + 1) / _WARMUP)
+        scale *= 0.03 + 0.97 * 0.5 * (1 + np.cos(np.pi * step / stage.steps))
+        for group in optimizer.param_groups:
+            group["lr"] = group["peak"] * scale
+        loss, shown = trainer.loss(stage, step)
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        torch.nn.utils.clip_grad_norm_(parameters, 1.0)
+        optimizer.step()
+        for name, value in {"loss": loss.item(), **shown}.items():
+            smooth[name] = 0.95 * smooth.get(name, value) + 0.05 * value
+        bar.set_postfix({name: f"{value:.3f}" for name, value in smooth.items()})
+        if (step + 1) % _CHECKPOINT_EVERY == 0 or step + 1 == stage.steps:
+            state = {
+                "model": trainer.model.state_dict(),
+                "symbols": trainer.symbols.state_dict(),
+                "optimizer": optimizer.state_dict(),
+                "step": step + 1,
+            }
+            temporary = path.with_suffix(".tmp")
+            torch.save(state, temporary)
+            temporary.rename(path)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--runs", type=Path, default=RUNS, help="where checkpoints and data go")
+    parser.add_argument("--scenes", type=int, default=40_000, help="how many training pictures")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--threads", type=int, default=2)
+    names = [stage.name for stage in STAGES]
+    parser.add_argument("--until", choices=names, default=names[-1], help="last stage to run")
+    arguments = parser.parse_args()
+    if not os.environ.keys() >= _MALLOC.keys():
+        # glibc reads these at start only.
+        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], os.environ | _MALLOC)
+    torch.set_num_threads(arguments.threads)
+    train(arguments.runs, arguments.scenes, arguments.seed, arguments.until)
+
+
+if __name__ == "__main__":
+    main()
