@@ -1,0 +1,25 @@
+"""Functions that tests send into the worker to watch its vision tower."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def watch_tower(model: Any) -> None:
+    """Count the images of every call of the vision tower from now on."""
+    model.tower_batches = []
+    if getattr(model.vision_tower, "is_watched", False):
+        return
+    model.vision_tower.is_watched = True
+    forward = model.vision_tower.forward
+
+    def counted(pixel_values: Any, *args: Any, **kwargs: Any) -> Any:
+        model.tower_batches.append(len(pixel_values))
+        return forward(pixel_values, *args, **kwargs)
+
+    model.vision_tower.forward = counted
+
+
+def tower_batches(model: Any) -> list[int]:
+    """How many images each call of the tower got since it is watched."""
+    return list(model.tower_batches)
