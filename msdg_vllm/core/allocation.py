@@ -16,9 +16,10 @@ def softmax_budgets(means: Tensor, active: Tensor, sizes: Tensor, budget: Tensor
     Returns:
         b, `(R, K)` int64, with 0 <= b <= sizes and a sum of exactly `budget`.
     """
-    # A mean that overflowed must not turn the shares into NaN.
-    shares = means.nan_to_num().masked_fill(~active, -torch.inf).softmax(dim=-1)
-    shares = shares.nan_to_num(nan=0.0)  # no group at all: softmax of nothing
+    # A mean that overflowed must not turn the shares into NaN. In float64, because float32 would
+    # make equals of all shares below 1e-45, which a spread of 103 among the means brings about.
+    exponents = means.nan_to_num().double().masked_fill(~active, -torch.inf)
+    shares = exponents.softmax(dim=-1).nan_to_num()  # NaN: no group at all
     quota = budget.unsqueeze(-1) * shares
     whole = quota.floor()
     return _distribute(whole.long(), quota - whole, shares, sizes, budget)

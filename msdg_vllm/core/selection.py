@@ -153,7 +153,7 @@ def analyze_image(
         sink_activation=activation,
         max_groups=max_groups,
     )
-    return signals.map(lambda tensor: tensor.reshape(*lead, *tensor.shape[1:]))
+    return signals.map(lambda tensor: tensor.reshape((*lead, *tensor.shape[1:])))
 
 
 @torch.no_grad()
@@ -215,10 +215,9 @@ def take_tokens(
     else:
         by_name = {"saliency": signals.saliency, "relevance": scores.relevance}
         weight = by_name.get(options.allocate_by, scores.score).reshape(-1, num_tokens)
-        with torch.autocast(groups.device.type, enabled=False):
-            sums = torch.stack(
-                [torch.mv(c.float(), s) for c, s in zip(members, weight, strict=True)]
-            )
+        sums = torch.stack(
+            [torch.where(row, g, 0.0).sum(dim=-1) for row, g in zip(members, weight, strict=True)]
+        )
         active = group_index < signals.num_groups.reshape(-1, 1)
         budgets = softmax_budgets(sums / sizes.clamp_min(1), active, sizes, spent)
 

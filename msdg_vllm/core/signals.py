@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from msdg_vllm.core.options import SelectionOptions
+from msdg_vllm.core.tiles import NARROW_TILE, TILE, fill_up, round_up
 from msdg_vllm.profiles import EncoderProfile
 
 # Algorithm 1: unit(z) = z / max(|z|, 1e-12).
@@ -100,18 +101,20 @@ def query_relevance(visual: Tensor, query: Tensor) -> Tensor:
     Returns:
         `(N,)` float32, all ones when the query is empty.
     """
-    if query.shape[0] == 0:
-        return visual.new_ones(visual.shape[0], dtype=torch.float32)
-    visual, query = visual.float(), query.float()
+    num_tokens, num_query = visual.shape[0], query.shape[0]
+    if num_query == 0:
+        return visual.new_ones(num_tokens, dtype=torch.float32)
+    query = fill_up(query.float(), round_up(num_query, NARROW_TILE))
+    visual = fill_up(visual.float(), max(num_tokens, TILE))
     query_norms = row_norms(query)
-    finite_query = query_norms.isfinite()
-    units = unit(query, query_norms).masked_fill_(~finite_query.unsqueeze(-1), 0.0)
-    products = (visual @ units.T).masked_fill_(~finite_query, -torch.inf)  # (N, Q)
+    usable = query_norms.isfinite() & (torch.arange(len(query), device=query.device) < num_query)
+    units = unit(query, query_norms).masked_fill_(~usable.unsqueeze(-1), 0.0)
+    products = (visual @ units.T).masked_fill_(~usable, -torch.inf)  # (N, Q)
     # Dividing by |x| after the maximum saves a pass over (N, D).
     norms = row_norms(visual)
     relevance = products.amax(dim=-1) / norms.clamp_min(_UNIT_EPSILON)
     relevance = torch.where(norms.isfinite(), relevance, -1.0)
-    return torch.where(finite_query.any(), relevance, 1.0)
+    return torch.where(usable.any(), relevance, 1.0)[:num_tokens]
 
 
 def row_norms(vectors: Tensor) -> Tensor:
