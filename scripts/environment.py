@@ -190,4 +190,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except SetupError as error:
         print(f"set-up: {error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        print("set-up: interrupted; run the command again to continue", file=sys.stderr)
+        return 130
     return 0
