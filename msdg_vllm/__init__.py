@@ -20,11 +20,13 @@ def register() -> None:
     from vllm.renderers.registry import RENDERER_REGISTRY
 
     from msdg_vllm.engine.compat import check_vllm
+    from msdg_vllm.engine.worker import install
     from msdg_vllm.settings import Settings
 
     check_vllm()
     Settings.from_environment()
     for architecture, model_class in ARCHITECTURES.items():
         ModelRegistry.register_model(architecture, model_class)
+    install()
     # Not `register()`: it warns about every mode that exists already.
     RENDERER_REGISTRY.renderers["hf"] = ("msdg_vllm.engine.renderer", "PruningRenderer")

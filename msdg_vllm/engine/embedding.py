@@ -12,11 +12,13 @@ from vllm.config import VllmConfig
 from vllm.logger import init_logger
 from vllm.utils.torch_utils import async_tensor_h2d
 
-from msdg_vllm.core import analyze_image, select_tokens
+from msdg_vllm.core import ImageSignals, TokenScores, analyze_image, score_tokens, take_tokens
 from msdg_vllm.engine.compat import check_vllm
 from msdg_vllm.engine.encoder import check_depth, profile_of
+from msdg_vllm.engine.explanations import ExplanationStore, TileExplanation, picture_of
 from msdg_vllm.engine.spec import PruningSpec, field_name
 from msdg_vllm.engine.states import EncoderStates
+from msdg_vllm.engine.statistics import PruningStatistics
 from msdg_vllm.settings import Settings
 
 # Below "vllm", because vLLM configures that logger and no other.
@@ -32,11 +34,15 @@ class EncodedImages:
         visual: Projected tokens, `(images, N, D)`.
         columns: What each kept token carries behind its embedding to the model runner,
             `(images, N, C)`; None carries nothing.
+        grid: Rows and columns of the N tokens, for explanations; None when they form no grid.
+        pixels: What the encoder saw, `(images, 3, H, W)`, for explanations.
     """
 
     states: EncoderStates
     visual: torch.Tensor
     columns: torch.Tensor | None = None
+    grid: tuple[int, int] | None = None
+    pixels: torch.Tensor | None = None
 
 
 class PruningModel:
@@ -51,6 +57,10 @@ class PruningModel:
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
         super().__init__(vllm_config=vllm_config, prefix=prefix)  # type: ignore[call-arg]
+        self.statistics = PruningStatistics()
+        self.explanations = ExplanationStore()
+        preprocessing = vllm_config.model_config.hf_image_processor_config
+        self.pixel_statistics = preprocessing.get("image_mean"), preprocessing.get("image_std")
         if not self.can_prune(vllm_config.model_config.hf_config):
             return
         settings = Settings.from_environment()
@@ -145,7 +155,9 @@ class PruningModel:
         kept: list[torch.Tensor] = []
         for images in self.encode_items(kwargs, modality):
             start = len(kept)
-            kept += self.keep_tokens(images, specs[start:], queries[start:])
+            with self.statistics.measure_selection(images.visual.device):
+                kept += self.keep_tokens(images, specs[start:], queries[start:])
+            self.statistics.count_encoder_run(len(kept) - start)
         return kept
 
     def keep_tokens(
@@ -161,13 +173,49 @@ class PruningModel:
         images.states.clear()
         kept = []
         for row, visual in enumerate(images.visual):
-            indices = select_tokens(signals[row], visual, queries[row], specs[row].budget)
+            scores = score_tokens(signals[row], visual, queries[row])
+            indices = take_tokens(signals[row], scores, specs[row].budget)
+            if specs[row].explanation and images.grid is not None:
+                self.explain(
+                    specs[row],
+                    images.grid,
+                    indices,
+                    signals[row],
+                    scores,
+                    None if images.pixels is None else images.pixels[row],
+                )
             embeddings = visual[indices]
             if images.columns is not None:
                 columns = images.columns[row][indices].to(embeddings.dtype)
                 embeddings = torch.cat([embeddings, columns], dim=-1)
             kept.append(embeddings)
         return kept
+
+    def explain(
+        self,
+        spec: PruningSpec,
+        grid: tuple[int, int],
+        kept: torch.Tensor,
+        signals: ImageSignals,
+        scores: TokenScores,
+        pixels: torch.Tensor | None,
+        tile: int = 0,
+    ) -> None:
+        """Keep what was decided about an image, or a tile of it, for whoever asks."""
+        picture = None if pixels is None else picture_of(pixels, *self.pixel_statistics)
+        self.explanations.keep(
+            spec.explanation,
+            TileExplanation(
+                item=spec.item,
+                tile=tile,
+                grid=grid,
+                kept=kept,
+                groups=signals.groups,
+                sinks=signals.sink_mask,
+                scores=scores.score,
+                picture=picture,
+            ),
+        )
 
     def _embed_queries(self, specs: Sequence[PruningSpec]) -> Sequence[torch.Tensor]:
         """Embeddings of each item's query tokens, `(Q, D)` each, with one look-up for all."""

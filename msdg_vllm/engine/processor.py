@@ -27,7 +27,9 @@ from msdg_vllm.settings import Settings
 TURNS = "msdg_turns"
 """Key under which the renderer passes the turns of a conversation."""
 
-_SPECS = "msdg_specs"
+SPECS = "msdg_specs"
+"""Key under which a processed prompt carries the specs of its items, by modality."""
+
 _PROFILING = "msdg_profiling"
 
 Specs = Mapping[str, Sequence[PruningSpec]]
@@ -84,8 +86,10 @@ class PruningProcessor(BaseMultiModalProcessor[Any]):
             for modality, items in inputs.mm_data_items.items()
             if modality in self.modalities
         }
-        kwargs[_SPECS] = specs
-        return super().apply(replace(inputs, hf_processor_mm_kwargs=kwargs), timing_ctx)
+        kwargs[SPECS] = specs
+        processed: Any = super().apply(replace(inputs, hf_processor_mm_kwargs=kwargs), timing_ctx)
+        processed[SPECS] = specs
+        return processed
 
     def get_dummy_inputs(self, *args: Any, **kwargs: Any) -> Any:
         # Memory is profiled on these: they keep every token, but by the way of a pruned image.
@@ -150,6 +154,7 @@ class PruningProcessor(BaseMultiModalProcessor[Any]):
             method=request.method,
             scope=request.scope,
             explanation=request.explanation,
+            item=index if request.explanation else 0,
         )
 
     def _query_ids(self, query: str) -> tuple[int, ...]:
@@ -183,7 +188,7 @@ class PruningProcessor(BaseMultiModalProcessor[Any]):
             ]
             for modality, modality_specs in specs.items()
         }
-        return {**stock, _SPECS: missing}
+        return {**stock, SPECS: missing}
 
     def _call_hf_processor(self, hf_data: Any, hf_kwargs: Mapping[str, object]) -> BatchFeature:
         # The HF processor is cached by its kwargs: a query among them would rebuild it each time.
@@ -240,5 +245,5 @@ class _Shortened:
 def _split(kwargs: Mapping[str, object]) -> tuple[dict[str, object], Specs]:
     """Part stock processor kwargs from the specs that travel among them."""
     stock = dict(kwargs)
-    specs: Any = stock.pop(_SPECS, {})
+    specs: Any = stock.pop(SPECS, {})
     return stock, specs

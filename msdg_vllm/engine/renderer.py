@@ -5,9 +5,12 @@ Fills a gap: multi-modal processors see token ids only, while the query is a mat
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from vllm import envs
+from vllm.logger import init_logger
 from vllm.renderers.hf import HfRenderer
 
 from msdg_vllm.engine.processor import TURNS, PruningProcessor
@@ -15,9 +18,24 @@ from msdg_vllm.engine.queries import turns_of_messages
 from msdg_vllm.errors import RequestError
 from msdg_vllm.request import PruningRequest
 
+logger = init_logger(f"vllm.{__name__}")
+
+PLUGIN = "msdg"
+_SERVER_MODULE = "vllm.entrypoints.launchers.api_server.entry"
+
 
 class PruningRenderer(HfRenderer):
     """Hands the turns of a chat to a pruning processor, and refuses pruning to any other."""
+
+    def warmup(self, chat_params: Any) -> None:
+        super().warmup(chat_params)
+        if _SERVER_MODULE in sys.modules and PLUGIN not in (envs.VLLM_PLUGINS or ()):
+            logger.warning(
+                "This server ignores `retention` and `pruning` in requests: msdg-vllm is "
+                "installed, but vLLM loads its routes only when VLLM_PLUGINS names them. Start "
+                "with `python -m server`, or set VLLM_PLUGINS=%s (and add your other plugins).",
+                PLUGIN,
+            )
 
     def render_messages(self, messages: Any, params: Any) -> Any:
         conversation, prompt = super().render_messages(messages, params)

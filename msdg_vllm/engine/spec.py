@@ -21,6 +21,7 @@ class PruningSpec:
         method: Which selector decides.
         scope: Whether a tiled image spends its budget per tile or as a whole.
         explanation: Key under which the worker keeps its decision; 0 keeps nothing.
+        item: Which image of its request this is, if it has an explanation; 0 otherwise.
     """
 
     budget: int
@@ -29,6 +30,7 @@ class PruningSpec:
     method: str = METHODS[0]
     scope: str = SCOPES[0]
     explanation: int = 0
+    item: int = 0
 
     def identity(self) -> str:
         """Text that two specs share exactly when their images may share a cache entry."""
@@ -42,13 +44,14 @@ class PruningSpec:
             METHODS.index(self.method),
             SCOPES.index(self.scope),
             self.explanation,
+            self.item,
         ]
         return torch.tensor([*header, *self.query_ids], dtype=torch.int64)
 
     @classmethod
     def from_tensor(cls, row: torch.Tensor) -> PruningSpec:
         """Unpack a row that stayed on the host: reading it waits for no device."""
-        budget, num_tokens, method, scope, explanation, *query_ids = row.tolist()
+        budget, num_tokens, method, scope, explanation, item, *query_ids = row.tolist()
         return cls(
             budget=budget,
             num_tokens=num_tokens,
@@ -56,6 +59,7 @@ class PruningSpec:
             method=METHODS[method],
             scope=SCOPES[scope],
             explanation=explanation,
+            item=item,
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -75,4 +76,6 @@ class PruningLlava(PruningModel, LlavaForConditionalGeneration):
             # The class token comes first and is no candidate.
             states={layer: state[:, -patches:] for layer, state in states.items()},
             visual=self.multi_modal_projector(features),
+            grid=(math.isqrt(patches), math.isqrt(patches)),
+            pixels=kwargs["pixel_values"],
         )

@@ -1,0 +1,35 @@
+"""Methods that API server processes call in the workers.
+
+Installed on vLLM's worker class by `msdg_vllm.register()`, which runs in every process, so that
+the user's own `--worker-extension-cls` stays free.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from vllm.v1.worker.worker_base import WorkerBase
+
+from msdg_vllm.engine.embedding import PruningModel
+
+
+def msdg_statistics(worker: WorkerBase) -> dict[str, Any] | None:
+    """Return what this worker counted; None if its model cannot be pruned."""
+    model = worker.get_model()
+    return model.statistics.snapshot() if isinstance(model, PruningModel) else None
+
+
+def msdg_explanation(
+    worker: WorkerBase, key: int, with_pictures: bool
+) -> list[dict[str, Any]] | None:
+    """Return what this worker decided for an explained request; None if it does not know."""
+    model = worker.get_model()
+    if not isinstance(model, PruningModel):
+        return None
+    return model.explanations.get(key, with_pictures=with_pictures)
+
+
+def install() -> None:
+    """Make the functions above callable through `collective_rpc`."""
+    for method in (msdg_statistics, msdg_explanation):
+        setattr(WorkerBase, method.__name__, method)
