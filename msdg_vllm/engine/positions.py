@@ -183,7 +183,8 @@ def turn_on_position_hook(mm_config: MultiModalConfig) -> None:
         from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 
         # Its `load_model` never asks; the attribute its base class sets keeps saying no.
-        CPUModelRunner.is_multimodal_pruning_enabled = property(
+        runner_class: Any = CPUModelRunner
+        runner_class.is_multimodal_pruning_enabled = property(
             _embeddings_carry_positions, lambda runner, value: None
         )
 

@@ -1,0 +1,128 @@
+"""Qwen2.5-VL in miniature: window and full attention, 2x2 merging, M-RoPE, random weights."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import torch
+from torch import nn
+from transformers import (
+    Qwen2_5_VLConfig,
+    Qwen2_5_VLForConditionalGeneration,
+    Qwen2_5_VLProcessor,
+    Qwen2VLImageProcessor,
+    Qwen2VLVideoProcessor,
+)
+
+from tests.checkpoints import make_tokenizer, write_profile
+
+SPECIAL_TOKENS = [
+    "<|im_start|>",
+    "<|im_end|>",
+    "<|vision_start|>",
+    "<|vision_end|>",
+    "<|image_pad|>",
+    "<|video_pad|>",
+]
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"
+    "{% if message['content'] is string %}{{ message['content'] }}{% else %}"
+    "{% for part in message['content'] %}"
+    "{% if part['type'] == 'image' %}<|vision_start|><|image_pad|><|vision_end|>"
+    "{% elif part['type'] == 'video' %}<|vision_start|><|video_pad|><|vision_end|>"
+    "{% else %}{{ part['text'] }}{% endif %}{% endfor %}{% endif %}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+TOKEN_PIXELS = 28 * 28
+NUM_LAYERS = 8
+PROFILE = {
+    "direction_layers": [1, 8],
+    "saliency_window": [3, 6],
+    "sink_layer": 3,
+    "sink_coordinate": 7,
+    # About one patch in twenty exceeds it, so every image has sinks.
+    "sink_threshold": 6.0,
+    "num_groups": 6,
+    "seed": 0,
+}
+
+
+def make_qwen2_5_vl(folder: Path, *, seed: int = 0, max_image_tokens: int = 300) -> Path:
+    """8 vision layers, two of them with full attention, and 2 text layers, widths of 64."""
+    tokenizer = make_tokenizer(SPECIAL_TOKENS)
+    ids = dict(zip(SPECIAL_TOKENS, tokenizer.convert_tokens_to_ids(SPECIAL_TOKENS), strict=True))
+    config = Qwen2_5_VLConfig(
+        vision_config={
+            "depth": NUM_LAYERS,
+            "hidden_size": 64,
+            "intermediate_size": 128,
+            "num_heads": 2,
+            "patch_size": 14,
+            "spatial_merge_size": 2,
+            "temporal_patch_size": 2,
+            "tokens_per_second": 2,
+            "window_size": 112,
+            "fullatt_block_indexes": [3, 7],
+            "out_hidden_size": 64,
+        },
+        text_config={
+            "hidden_size": 64,
+            "intermediate_size": 128,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 2,
+            "num_key_value_heads": 2,
+            "vocab_size": 512,
+            "max_position_embeddings": 4096,
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": 10000.0,
+                "mrope_section": [4, 6, 6],
+            },
+            "bos_token_id": tokenizer.bos_token_id,
+            "eos_token_id": tokenizer.eos_token_id,
+            "pad_token_id": tokenizer.pad_token_id,
+        },
+        image_token_id=ids["<|image_pad|>"],
+        video_token_id=ids["<|video_pad|>"],
+        vision_start_token_id=ids["<|vision_start|>"],
+        vision_end_token_id=ids["<|vision_end|>"],
+        tie_word_embeddings=False,
+    )
+    model = Qwen2_5_VLForConditionalGeneration(config).eval()
+    spread_weights(model, seed)
+    model.save_pretrained(folder)
+    processor = Qwen2_5_VLProcessor(
+        image_processor=Qwen2VLImageProcessor(
+            size={
+                "shortest_edge": 4 * TOKEN_PIXELS,
+                "longest_edge": max_image_tokens * TOKEN_PIXELS,
+            }
+        ),
+        # Other sizes than for images, as published checkpoints may have them.
+        video_processor=Qwen2VLVideoProcessor(
+            size={"shortest_edge": 4 * TOKEN_PIXELS, "longest_edge": 40 * TOKEN_PIXELS}
+        ),
+        tokenizer=tokenizer,
+        chat_template=CHAT_TEMPLATE,
+    )
+    processor.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    write_profile(folder, **PROFILE)
+    return folder
+
+
+def spread_weights(model: nn.Module, seed: int) -> None:
+    """Scale random weights so that tokens, updates and answers differ as trained ones do."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, weight in sorted(model.named_parameters()):
+            if "norm" in name or "ln_q" in name:
+                continue
+            if weight.dim() == 1:
+                weight.normal_(0, 0.1, generator=generator)
+            elif "embed_tokens" in name:
+                weight.normal_(0, 1, generator=generator)
+            else:
+                fan_in = weight[0].numel()
+                weight.normal_(0, 1 / math.sqrt(fan_in), generator=generator)
