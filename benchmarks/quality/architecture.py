@@ -23,7 +23,7 @@ def build_llava(tokenizer: PreTrainedTokenizerFast) -> LlavaForConditionalGenera
     """Return an untrained model; heads are 32 wide, which vLLM's CPU attention supports."""
     vision = CLIPVisionConfig(
         hidden_size=128,
-        intermediate_size=384,
+        intermediate_size=256,
         num_hidden_layers=12,
         num_attention_heads=4,
         image_size=IMAGE_SIDE,
@@ -33,11 +33,11 @@ def build_llava(tokenizer: PreTrainedTokenizerFast) -> LlavaForConditionalGenera
     )
     text = LlamaConfig(
         vocab_size=len(tokenizer),
-        hidden_size=192,
-        intermediate_size=384,
+        hidden_size=128,
+        intermediate_size=256,
         num_hidden_layers=4,
-        num_attention_heads=6,
-        num_key_value_heads=6,
+        num_attention_heads=4,
+        num_key_value_heads=4,
         head_dim=32,
         max_position_embeddings=2048,
         bos_token_id=tokenizer.bos_token_id,
@@ -63,13 +63,20 @@ def build_llava(tokenizer: PreTrainedTokenizerFast) -> LlavaForConditionalGenera
     return model
 
 
-def encode_pictures(model: LlavaForConditionalGeneration, pixels: torch.Tensor) -> torch.Tensor:
+def encode_pictures(
+    model: LlavaForConditionalGeneration, pixels: torch.Tensor, seen: torch.Tensor | None = None
+) -> torch.Tensor:
     """Return projected visual tokens `(B, 144, D)`, as the model's own forward computes them.
 
-    The last encoder layer is skipped: LLaVA reads the states that enter it.
+    The last encoder layer is skipped: LLaVA reads the states that enter it. With `seen`
+    `(B, n)` the tower is shown those patches only, in their places.
     """
     tower: Any = model.model.vision_tower
-    states = tower.pre_layrnorm(tower.embeddings(pixels))
+    states = tower.embeddings(pixels)
+    if seen is not None:
+        places = torch.cat([torch.zeros_like(seen[:, :1]), seen + 1], dim=1)  # class token first
+        states = states.gather(1, places.unsqueeze(-1).expand(-1, -1, states.shape[-1]))
+    states = tower.pre_layrnorm(states)
     for layer in tower.encoder.layers[:-1]:
         states = layer(states, None)
         states = states[0] if isinstance(states, tuple) else states

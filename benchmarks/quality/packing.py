@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.quality.pool import Pool
+from benchmarks.quality.pool import BACKGROUND, Pool
 
 IGNORED = -100
 
@@ -70,6 +70,13 @@ def packed_mask(segment: Tensor, num_before: int) -> Tensor:
     picture[:num_before] = True
     causal = torch.ones(size, size, dtype=torch.bool).tril()
     return ((same | picture) & causal).unsqueeze(1)
+
+
+def choose_glimpse(owner: Tensor, num_seen: int, generator: torch.Generator) -> Tensor:
+    """Return `(B, num_seen)` ascending patches: all that an item touches, then background."""
+    luck = torch.rand(owner.shape, generator=generator)
+    rank = luck + (owner != BACKGROUND)
+    return rank.topk(num_seen, dim=1).indices.sort(dim=1).values
 
 
 def choose_patches(

@@ -1,8 +1,9 @@
 """Symbols: what a visual token should be, said in the language model's own words.
 
-The token of a patch that shows an item is the sum of the embeddings of the item's words, of the
-characters of its code by place, and of where the item is. Sums train the language model before any
-picture is seen, and are then what the tower learns to produce from pixels.
+The token of a patch that shows an item is the sum of the embeddings of the item's words (colour,
+name, and that it is a shape if it is one), of the characters of its code by place, and of where
+the item is. Sums train the language model before any picture is seen, and are then what the tower
+learns to produce from pixels.
 """
 
 import math
@@ -31,6 +32,7 @@ class Symbols(nn.Module):
         ids = tokenizer.convert_tokens_to_ids
         self.color_ids = torch.tensor(ids([f" {word}" for word in COLORS]))
         self.name_ids = torch.tensor(ids([f" {word}" for word in NAMES]))
+        self.shape_id = ids(" shape")
         self.characters = nn.Parameter(
             torch.randn(MAX_CODE, len(CHARACTERS) + 1, width) / width**0.5
         )
@@ -44,7 +46,7 @@ class Symbols(nn.Module):
         """Start " circles" and "circle" next to " circle", as trained embeddings would be."""
         table = self.words
         index = tokenizer.convert_tokens_to_ids
-        for word in (*COLORS, *NAMES):
+        for word in (*COLORS, *NAMES, "shape"):
             plural = PLURALS.get(word, f"{word}s")
             for form in (word, plural, f" {plural}"):
                 if form in tokenizer.get_vocab():
@@ -61,6 +63,7 @@ class Symbols(nn.Module):
         vectors = self.words[self.color_ids[colors.clamp(min=0)]]
         vectors = vectors + self.words[self.name_ids[names.clamp(min=0)]]
         is_sign = (names == NAMES.index("sign")).unsqueeze(-1)
+        vectors = vectors + self.words[self.shape_id] * ~is_sign
         for position in range(MAX_CODE):
             written = self.characters[position][characters[..., position]]  # -1: its last row
             vectors = vectors + written * is_sign

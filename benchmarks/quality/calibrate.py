@@ -1,0 +1,95 @@
+"""Calibrate the encoder profile of a bundled model: `python -m benchmarks.quality.calibrate`.
+
+As the paper does, on training pictures: the sink layer is where the largest update exceeds the
+median update most; the sink coordinate is the one that stands out most in the state after it; the
+saliency window is the late one whose most updated tokens cover most of the foreground.
+"""
+
+import argparse
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from benchmarks.quality.architecture import GRID
+from benchmarks.quality.evaluate import PROFILE, Model
+from benchmarks.quality.export import MODELS
+from benchmarks.quality.pool import patch_owners
+from benchmarks.quality.scenes import Scene, sample_scene
+from msdg_vllm.profiles import EncoderProfile
+
+_TOP = 0.3  # share of tokens ranked by update magnitude, as in the paper
+_SINK_RATIO = 10.0  # the paper's diagnostic threshold of the max-to-median ratio
+_AT_ONCE = 32
+
+
+def foreground_recall(magnitude: Tensor, foreground: Tensor) -> float:
+    """Mean share of foreground patches among the top 30 % by `magnitude`; both `(B, N)`."""
+    num_top = round(_TOP * magnitude.shape[1])
+    top = torch.zeros_like(foreground).scatter(1, magnitude.topk(num_top, dim=1).indices, True)
+    covered = (top & foreground).sum(1) / foreground.sum(1)
+    return float(covered.mean())
+
+
+def encoder_states(model: Model, scenes: list[Scene]) -> list[Tensor]:
+    """Return the state entering each layer for all scenes, `(S, N, d)` each."""
+    parts = []
+    for first in tqdm(range(0, len(scenes), _AT_ONCE), desc="encoding"):
+        parts.append(model.see(scenes[first : first + _AT_ONCE])[1])
+    return [torch.cat(layer).float() for layer in zip(*parts, strict=True)]
+
+
+def calibrate(states: list[Tensor], foreground: Tensor, width: int) -> EncoderProfile:
+    """Return the profile; states past the one the projector reads are never used."""
+    last = len(states) - 2
+    updates = [(states[n + 1] - states[n]).norm(dim=-1) for n in range(last)]
+    ratios = [float((u.amax(1) / u.median(1).values).mean()) for u in updates]
+    # The last update would leave no state after it to look at.
+    sink_layer = int(np.argmax(ratios[:-1]))
+    after = states[sink_layer + 1].abs()
+    coordinate = int((after.amax(1) / after.median(1).values).mean(0).argmax())
+    # Without a peak there are no sinks, and the threshold lies above everything seen.
+    activation = after[..., coordinate]
+    if ratios[sink_layer] > _SINK_RATIO:
+        threshold = float(activation.amax(1).mean() + activation.median(1).values.mean()) / 2
+    else:
+        threshold = 2 * float(activation.max())
+    print(f"{'layer':>5} {'recall':>7} {'max/median':>10}")
+    for layer, (update, ratio) in enumerate(zip(updates, ratios, strict=True)):
+        print(f"{layer:>5} {foreground_recall(update, foreground):>7.3f} {ratio:>10.2f}")
+    windows = {}
+    for first in range(last - width + 1):
+        moved = (states[first + width] - states[first]).norm(dim=-1)
+        windows[(first, first + width)] = foreground_recall(moved, foreground)
+        print(
+            f"window {first:>2} -> {first + width:>2}: recall {windows[first, first + width]:.3f}"
+        )
+    late = {window: recall for window, recall in windows.items() if window[0] >= last // 3}
+    return EncoderProfile(
+        direction_layers=(2, last),
+        saliency_window=max(late, key=lambda window: (round(late[window], 3), window)),
+        sink_layer=sink_layer,
+        sink_coordinate=coordinate,
+        sink_threshold=round(threshold, 3),
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--model", type=Path, default=MODELS / "scenes-llava")
+    parser.add_argument("--scenes", type=int, default=512, help="training pictures to look at")
+    parser.add_argument("--width", type=int, default=3, help="updates in the saliency window")
+    parser.add_argument("--threads", type=int, default=2)
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    scenes = [sample_scene(number, "train") for number in range(arguments.scenes)]
+    foreground = torch.from_numpy(np.stack([patch_owners(s, GRID) >= 0 for s in scenes]))
+    profile = calibrate(encoder_states(Model(arguments.model), scenes), foreground, arguments.width)
+    profile.save(arguments.model / PROFILE)
+    print(profile.to_json())
+
+
+if __name__ == "__main__":
+    main()
