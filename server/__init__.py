@@ -1,0 +1,1 @@
+"""vLLM's OpenAI-compatible server with a retention per request: HTTP only."""

@@ -1,0 +1,73 @@
+"""What GET /v1/pruning says about the server."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from pydantic import BaseModel
+from vllm.engine.protocol import EngineClient
+
+import msdg_vllm
+from msdg_vllm.engine.encoder import profile_of
+from msdg_vllm.engine.explanations import LIFETIME_SECONDS, MAX_BYTES, MAX_REQUESTS
+from msdg_vllm.request import METHODS, QUERY_MODES, SCOPES
+from msdg_vllm.settings import Settings
+
+
+class EncoderDescription(BaseModel):
+    """The encoder profile in use."""
+
+    name: str
+    profile: dict[str, Any]
+
+
+class Limits(BaseModel):
+    """What the server puts up with; null means no limit of its own."""
+
+    items_per_request: dict[str, int | None]
+    max_model_len: int
+    explanations: int
+    explanation_bytes: int
+    explanation_seconds: float
+
+
+class PruningDescription(BaseModel):
+    """What is on, and what a request may ask for."""
+
+    model: str
+    architecture: str
+    version: str
+    encoder: EncoderDescription
+    default_retention: float
+    default_query_mode: str
+    query_modes: list[str]
+    methods: list[str]
+    scopes: list[str]
+    limits: Limits
+
+
+def describe(engine_client: EngineClient, model_name: str) -> PruningDescription:
+    """Describe the running server; raises `ProfileError` for an encoder without a profile."""
+    settings = Settings.from_environment()
+    model_config = engine_client.model_config
+    profile_name, profile = profile_of(model_config, settings)
+    processor = engine_client.renderer.get_mm_processor()
+    return PruningDescription(
+        model=model_name,
+        architecture=model_config.architecture,
+        version=msdg_vllm.__version__,
+        encoder=EncoderDescription(name=profile_name, profile=dataclasses.asdict(profile)),
+        default_retention=settings.default_retention,
+        default_query_mode=settings.query_mode,
+        query_modes=list(QUERY_MODES),
+        methods=list(METHODS),
+        scopes=list(SCOPES),
+        limits=Limits(
+            items_per_request=dict(processor.info.allowed_mm_limits),
+            max_model_len=model_config.max_model_len,
+            explanations=MAX_REQUESTS,
+            explanation_bytes=MAX_BYTES,
+            explanation_seconds=LIFETIME_SECONDS,
+        ),
+    )

@@ -1,0 +1,223 @@
+"""The endpoint plugin: vLLM's own routes with typed pruning fields, and routes of our own.
+
+Handlers stay vLLM's. The chat, batch and Responses routes differ from stock only in the type of
+their body; what happens to it is in `server.rendering` and `server.usage`.
+"""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from http import HTTPStatus
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, FastAPI, Path, Request
+from fastapi.responses import JSONResponse, Response
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.datastructures import State
+from vllm.engine.protocol import EngineClient
+from vllm.entrypoints.anthropic import api_router as anthropic
+from vllm.entrypoints.anthropic.protocol import (
+    AnthropicCountTokensRequest,
+    AnthropicErrorResponse,
+    AnthropicMessagesRequest,
+)
+from vllm.entrypoints.openai.chat_completion import api_router as chat
+from vllm.entrypoints.openai.responses import api_router as responses
+from vllm.entrypoints.serve.engine.protocol import ErrorResponse
+from vllm.entrypoints.serve.utils.api_utils import validate_json_request
+from vllm.exceptions import VLLMNotFoundError, VLLMValidationError
+
+from server import rendering
+from server.description import PruningDescription, describe
+from server.metrics import MetricsPage, RequestMetrics
+from server.overlay import draw_overlay
+from server.schemas import (
+    IMAGE_RETENTION,
+    Explanation,
+    PruningBatchRequest,
+    PruningChatRequest,
+    PruningResponsesRequest,
+    refuse_pruning_fields,
+)
+from server.usage import reporting, reporting_stream
+from server.workers import ask_workers
+
+router = APIRouter()
+
+_JSON_ONLY = [Depends(validate_json_request)]
+_ERRORS: dict[int | str, dict[str, Any]] = {
+    status.value: {"model": ErrorResponse}
+    for status in (
+        HTTPStatus.BAD_REQUEST,
+        HTTPStatus.NOT_FOUND,
+        HTTPStatus.INTERNAL_SERVER_ERROR,
+        HTTPStatus.NOT_IMPLEMENTED,
+    )
+}
+_STREAM: dict[int | str, dict[str, Any]] = {
+    HTTPStatus.OK.value: {"content": {"text/event-stream": {}}}
+}
+_NOT_FOUND: dict[int | str, dict[str, Any]] = {HTTPStatus.NOT_FOUND.value: {"model": ErrorResponse}}
+
+ExplanationId = Annotated[
+    str, Path(description="`pruning.id` of a response whose request set `pruning.explain`.")
+]
+
+
+@router.post("/v1/chat/completions", dependencies=_JSON_ONLY, responses={**_STREAM, **_ERRORS})
+async def create_chat_completion(request: PruningChatRequest, raw_request: Request) -> Any:
+    """Answer a chat; `retention` and `pruning` say how much of its images to keep."""
+    return await chat.create_chat_completion(request, raw_request)
+
+
+@router.post("/v1/chat/completions/batch", dependencies=_JSON_ONLY, responses=_ERRORS)
+async def create_batch_chat_completion(request: PruningBatchRequest, raw_request: Request) -> Any:
+    """Answer several chats with one retention."""
+    return await chat.create_batch_chat_completion(request, raw_request)
+
+
+@router.post("/v1/responses", dependencies=_JSON_ONLY, responses={**_STREAM, **_ERRORS})
+async def create_responses(request: PruningResponsesRequest, raw_request: Request) -> Any:
+    """Create a response; `retention` and `pruning` say how much of its images to keep."""
+    return await responses.create_responses(request, raw_request)
+
+
+async def _without_pruning(raw_request: Request) -> None:
+    # vLLM's models of these routes drop unknown keys, so only the body itself can tell.
+    try:
+        refuse_pruning_fields(await raw_request.json(), raw_request.url.path)
+    except VLLMValidationError as error:
+        raise _AnthropicRefusal(str(error)) from None
+    except ValueError:
+        return  # no JSON: the route itself will say so
+
+
+class _AnthropicRefusal(Exception):
+    """A refusal in the error shape of Anthropic's API."""
+
+
+_ANTHROPIC_ERRORS: dict[int | str, dict[str, Any]] = {
+    status: {"model": AnthropicErrorResponse} for status in _ERRORS
+}
+
+
+@router.post(
+    "/v1/messages",
+    dependencies=[*_JSON_ONLY, Depends(_without_pruning)],
+    responses={**_STREAM, **_ANTHROPIC_ERRORS},
+)
+async def create_messages(request: AnthropicMessagesRequest, raw_request: Request) -> Any:
+    """Answer a message in Anthropic's format, which has no place for pruning fields."""
+    return await anthropic.create_messages(request, raw_request)
+
+
+@router.post(
+    "/v1/messages/count_tokens",
+    dependencies=[*_JSON_ONLY, Depends(_without_pruning)],
+    responses=_ANTHROPIC_ERRORS,
+)
+async def count_tokens(request: AnthropicCountTokensRequest, raw_request: Request) -> Any:
+    """Count the tokens of a message in Anthropic's format."""
+    return await anthropic.count_tokens(request, raw_request)
+
+
+@router.get("/v1/pruning")
+async def show_pruning(raw_request: Request) -> PruningDescription:
+    """Describe what is on: model, encoder profile, methods, defaults, limits."""
+    description: PruningDescription = raw_request.app.state.msdg_description
+    return description
+
+
+@router.get("/v1/pruning/{explanation_id}", responses=_NOT_FOUND)
+async def show_explanation(explanation_id: ExplanationId, raw_request: Request) -> Explanation:
+    """Return what was kept of each image of an explained request, and why."""
+    tiles = await _tiles_of(explanation_id, raw_request, with_pictures=False)
+    return Explanation.model_validate({"id": explanation_id, "images": tiles})
+
+
+@router.get(
+    "/v1/pruning/{explanation_id}/overlay.png",
+    response_class=Response,
+    responses={HTTPStatus.OK.value: {"content": {"image/png": {}}}, **_NOT_FOUND},
+)
+async def show_overlay(explanation_id: ExplanationId, raw_request: Request) -> Response:
+    """Return the images of an explained request with the discarded patches greyed out."""
+    tiles = await _tiles_of(explanation_id, raw_request, with_pictures=True)
+    return Response(draw_overlay(tiles), media_type="image/png")
+
+
+async def _tiles_of(
+    explanation_id: str, raw_request: Request, *, with_pictures: bool
+) -> list[dict[str, Any]]:
+    try:
+        key = int(explanation_id, 16) if len(explanation_id) == 16 else 0
+    except ValueError:
+        key = 0
+    if 0 < key < 2**63:
+        answers = await ask_workers(
+            raw_request.app.state.engine_client, "msdg_explanation", key, with_pictures
+        )
+        for tiles in (tiles for answer in answers for tiles in answer if tiles):
+            return list(tiles)
+    raise VLLMNotFoundError(
+        f"no explanation {explanation_id!r}: it never existed, or it has expired (GET /v1/pruning "
+        "says how long and how many are kept); send the request again with pruning.explain"
+    )
+
+
+@router.get("/metrics", response_class=Response, include_in_schema=True)
+async def show_metrics(raw_request: Request) -> Response:
+    """Return the metrics of vLLM and of pruning in Prometheus' text format."""
+    page: MetricsPage = raw_request.app.state.msdg_metrics_page
+    return Response(await page.render(), headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+
+class MsdgEndpointPlugin:
+    """What vLLM loads when `VLLM_PLUGINS` names `msdg`."""
+
+    name = "msdg"
+    required_tasks = ("generate",)
+
+    def attach_router(self, app: FastAPI) -> None:
+        """Replace the routes that take pruning fields, and add our own."""
+        for route in router.routes:
+            app.router.routes.append(route)
+        app.exception_handler(_AnthropicRefusal)(_anthropic_refusal)
+        _document_image_retention(app)
+
+    async def init_state(
+        self, engine_client: EngineClient | None, state: State, args: Namespace
+    ) -> None:
+        """Connect the stock handlers to pruning."""
+        assert engine_client is not None  # there is one wherever there is the task "generate"
+        model_name = state.openai_serving_models.base_model_paths[0].name
+        state.msdg_description = describe(engine_client, model_name)
+        state.msdg_metrics_page = MetricsPage(engine_client, model_name)
+        rendering.install(state.online_renderer, RequestMetrics(model_name))
+        for handler, generator in (
+            (state.openai_serving_chat, "chat_completion_full_generator"),
+            (state.openai_serving_chat_batch, "chat_completion_full_generator_batch"),
+            (state.openai_serving_responses, "responses_full_generator"),
+        ):
+            setattr(handler, generator, reporting(getattr(handler, generator)))
+        handler, generator = state.openai_serving_chat, "chat_completion_stream_generator"
+        setattr(handler, generator, reporting_stream(getattr(handler, generator)))
+
+
+async def _anthropic_refusal(_: Request, error: Exception) -> JSONResponse:
+    content = {"type": "error", "error": {"type": "invalid_request_error", "message": str(error)}}
+    return JSONResponse(content, HTTPStatus.BAD_REQUEST)
+
+
+def _document_image_retention(app: FastAPI) -> None:
+    """Add the key of an image part to the schemas that vLLM takes from OpenAI's package."""
+    stock_openapi = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        schema = stock_openapi()
+        for part in schema.get("components", {}).get("schemas", {}).values():
+            if "image_url" in part.get("properties", {}):
+                part["properties"]["retention"] = IMAGE_RETENTION
+        return schema
+
+    app.openapi = openapi  # type: ignore[method-assign]

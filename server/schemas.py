@@ -1,0 +1,238 @@
+"""What a request body may say about pruning: typed, documented in /openapi.json, checked early."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterable, Iterator
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PrivateAttr,
+    ValidationError,
+    model_validator,
+)
+from vllm.entrypoints.openai.chat_completion.protocol import (
+    BatchChatCompletionRequest,
+    ChatCompletionRequest,
+)
+from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
+from vllm.exceptions import VLLMValidationError
+
+from msdg_vllm.errors import RetentionError
+from msdg_vllm.request import METHODS, QUERY_MODES, SCOPES, PruningRequest, validate_retention
+from server.usage import VisualTokens
+
+IMAGE_RETENTION = {
+    "title": "Retention",
+    "description": "Fraction of this image's tokens to keep, in (0, 1]; wins over the request's.",
+    "anyOf": [
+        {"type": "number", "exclusiveMinimum": 0, "maximum": 1},
+        {"type": "null"},
+    ],
+}
+"""JSON schema of the key that an image part of a message may carry."""
+
+
+class PruningOptions(BaseModel):
+    """How the visual tokens are chosen."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    query: str | None = Field(
+        default=None,
+        description="Text the tokens are chosen for; replaces the question found in the messages.",
+    )
+    query_mode: Literal[QUERY_MODES] | None = Field(  # type: ignore[valid-type]
+        default=None,
+        description="Which text of the conversation the tokens are chosen for: that of the "
+        "image's own turn, that of the last turn, or none. Default: the server's.",
+    )
+    method: Literal[METHODS] | None = Field(  # type: ignore[valid-type]
+        default=None, description="Which selector decides."
+    )
+    scope: Literal[SCOPES] | None = Field(  # type: ignore[valid-type]
+        default=None,
+        description="Whether a tiled image spends its budget per tile or as a whole.",
+    )
+    explain: bool = Field(
+        default=False,
+        description="Keep what was decided for a while: the response then carries `pruning.id` "
+        "for GET /v1/pruning/{id}. Such a request shares no cache with others.",
+    )
+
+
+def _check_options(value: object) -> None:
+    try:
+        PruningOptions.model_validate(value)
+    except ValidationError as error:
+        first = error.errors()[0]
+        parameter = ".".join(["pruning", *map(str, first["loc"])])
+        allowed = ", ".join(PruningOptions.model_fields)
+        raise VLLMValidationError(
+            f"{parameter} is not a key of `pruning`; allowed are {allowed}"
+            if first["type"] == "extra_forbidden"
+            else f"{parameter}: {first['msg']}, got {_shortened(first['input'])}",
+            parameter=parameter,
+        ) from None
+
+
+class PruningFields(BaseModel):
+    """Mixin: the fields that vLLM's requests are extended with."""
+
+    retention: Annotated[float, Field(gt=0, le=1)] | None = Field(
+        default=None,
+        description="Fraction of each image's visual tokens to keep, in (0, 1]. 1.0 turns pruning "
+        "off. Absent or null: the server's default.",
+    )
+    pruning: PruningOptions | None = Field(
+        default=None, description="How the visual tokens are chosen."
+    )
+
+    _explanation: int = PrivateAttr(default=0)
+    _visual_tokens: VisualTokens | None = PrivateAttr(default=None)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check_pruning(cls, data: Any) -> Any:
+        # Before pydantic's own checks, whose errors name `body.retention` and no remedy.
+        if isinstance(data, dict):
+            if data.get("retention") is not None:
+                _retention(data["retention"], "retention")
+            if data.get("pruning") is not None:
+                _check_options(data["pruning"])
+            for name in ("messages", "input"):
+                _check_images(data.get(name), name)
+        return data
+
+    def pruning_request(self) -> PruningRequest:
+        """Return the wishes of this request; explained ones get a key nobody can guess."""
+        options = self.pruning or PruningOptions()
+        if options.explain and not self._explanation:
+            self._explanation = 1 + secrets.randbelow(2**63 - 1)
+        wishes = options.model_dump(exclude={"explain"}, exclude_none=True)
+        return PruningRequest(retention=self.retention, explanation=self._explanation, **wishes)
+
+    @property
+    def explanation(self) -> int:
+        """Key of what the workers keep for this request; 0 when it asked for no explanation."""
+        return self._explanation
+
+    @property
+    def visual_tokens(self) -> VisualTokens | None:
+        """How many visual tokens this request brought and kept, once it was rendered."""
+        return self._visual_tokens
+
+    def rendered(self, visual_tokens: VisualTokens) -> None:
+        """Remember what rendering found out."""
+        self._visual_tokens = visual_tokens
+
+
+class PruningChatRequest(PruningFields, ChatCompletionRequest):
+    """A chat completion request with a retention."""
+
+
+class PruningResponsesRequest(PruningFields, ResponsesRequest):
+    """A request to the Responses API with a retention."""
+
+
+class PruningBatchRequest(PruningFields, BatchChatCompletionRequest):
+    """Several conversations with one retention."""
+
+    _conversations: list[PruningChatRequest] = PrivateAttr(default_factory=list)
+
+    @model_validator(mode="after")
+    def _check_explain(self) -> Self:
+        if self.pruning is not None and self.pruning.explain:
+            raise VLLMValidationError(
+                "pruning.explain is not available for a batch, whose conversations would share "
+                "one explanation; send the conversation by itself",
+                parameter="pruning.explain",
+            )
+        return self
+
+    def to_chat_completion_request(self, messages: Any) -> ChatCompletionRequest:
+        data = self.model_dump(exclude={"messages"}, exclude_none=True)
+        request = PruningChatRequest.model_validate({**data, "messages": messages})
+        self._conversations.append(request)
+        return request
+
+    @property
+    def visual_tokens(self) -> VisualTokens | None:
+        counts = [request.visual_tokens for request in self._conversations]
+        return VisualTokens.sum(count for count in counts if count is not None)
+
+
+class TileExplanation(BaseModel):
+    """What was kept of one image, or of one tile of it; tokens are numbered row by row."""
+
+    index: int = Field(description="Which image of the request, counted from 0.")
+    tile: int = Field(description="Which tile of the image, counted from 0.")
+    grid: tuple[int, int] = Field(description="Rows and columns of visual tokens.")
+    num_tokens: int
+    kept: list[int] = Field(description="Tokens that were kept, ascending.")
+    groups: list[int] | None = Field(description="Group of each kept token; -1 for none.")
+    sinks: list[int] | None = Field(description="Tokens found to be attention sinks.")
+    scores: list[float] | None = Field(description="Score of every token.")
+
+
+class Explanation(BaseModel):
+    """What was kept of the images of a request; images that kept all tokens are not listed."""
+
+    id: str
+    images: list[TileExplanation]
+
+
+def pruning_fields(request: object) -> PruningFields | None:
+    """Return the pruning fields of any request, also of routes that do not declare them."""
+    if isinstance(request, PruningFields):
+        return request
+    extra = getattr(request, "model_extra", None) or {}
+    if present := extra.keys() & PruningFields.model_fields.keys():
+        return PruningFields.model_validate({name: extra[name] for name in present})
+    return None
+
+
+def refuse_pruning_fields(body: object, route: str) -> None:
+    """Raise the 400 of a route that cannot honour them; dropping them would go unnoticed."""
+    if isinstance(body, dict):
+        for name in PruningFields.model_fields:
+            if body.get(name) is not None:
+                raise VLLMValidationError(
+                    f"{name} has no effect on {route}; leave it out, or send the request to "
+                    "/v1/chat/completions or /v1/responses",
+                    parameter=name,
+                )
+
+
+def _check_images(turns: object, path: str) -> None:
+    for where, part in _image_parts(turns, path):
+        if part.get("retention") is not None:
+            _retention(part["retention"], f"{where}.retention")
+
+
+def _image_parts(turns: object, path: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Content parts of a conversation, or of a list of them, with the path to each."""
+    for index, turn in enumerate(turns if isinstance(turns, list) else ()):
+        where = f"{path}[{index}]"
+        if isinstance(turn, list):
+            yield from _image_parts(turn, where)
+        elif isinstance(turn, dict) and isinstance(turn.get("content"), list):
+            parts: Iterable[object] = turn["content"]
+            for number, part in enumerate(parts):
+                if isinstance(part, dict):
+                    yield f"{where}.content[{number}]", part
+
+
+def _retention(value: object, parameter: str) -> float:
+    try:
+        return validate_retention(value)
+    except (RetentionError, OverflowError) as error:
+        raise VLLMValidationError(str(error), parameter=parameter) from None
+
+
+def _shortened(value: object, limit: int = 100) -> str:
+    text = repr(value)
+    return text if len(text) <= limit else f"{text[:limit]}..."
