@@ -1,0 +1,92 @@
+"""Training sees what serving shows: packed questions equal single ones, and runs can resume."""
+
+import numpy as np
+import pytest
+import torch
+
+from benchmarks.quality.architecture import GRID, IMAGE_SIDE, build_llava, encode_pictures
+from benchmarks.quality.packing import (
+    IGNORED,
+    choose_glimpse,
+    choose_patches,
+    pack_questions,
+    packed_mask,
+    sample_arrays,
+)
+from benchmarks.quality.pool import BACKGROUND, Pool, _draw_chunk
+from benchmarks.quality.tokenizer import build_tokenizer
+
+
+@pytest.fixture(scope="module")
+def pool() -> Pool:
+    return Pool(**_draw_chunk((0, 12, IMAGE_SIDE, GRID, "train")))
+
+
+@pytest.fixture(scope="module")
+def model():
+    torch.manual_seed(0)
+    return build_llava(build_tokenizer()).eval()
+
+
+@torch.inference_mode()
+def test_a_packed_question_is_answered_as_if_asked_alone(pool, model):
+    scenes = np.array([3])
+    packed = pack_questions(pool, scenes, np.random.default_rng(0), 4)
+    visual = torch.randn(1, 20, 128)
+    opening = model.get_input_embeddings()(torch.tensor([[5]]))
+    before = torch.arange(21).unsqueeze(0)
+    text = model.get_input_embeddings()(packed.tokens)
+    together = model.model.language_model(
+        inputs_embeds=torch.cat([opening, visual, text], 1),
+        attention_mask=packed_mask(packed.segment, 21),
+        position_ids=torch.cat([before, 21 + packed.offset], 1),
+    ).last_hidden_state[:, 21:]
+    for number in range(4):
+        mine = packed.segment == number
+        alone = model.model.language_model(
+            inputs_embeds=torch.cat([opening, visual, text[mine].unsqueeze(0)], 1)
+        ).last_hidden_state[:, 21:]
+        torch.testing.assert_close(together[mine], alone[0], atol=1e-5, rtol=1e-4)
+
+
+def test_labels_are_the_answers_and_their_ends(pool):
+    tokenizer = build_tokenizer()
+    packed = pack_questions(pool, np.arange(4), np.random.default_rng(0), 3)
+    for row in range(4):
+        for number in range(3):
+            mine = packed.segment[row] == number
+            told = packed.labels[row][mine]
+            answer = told[told != IGNORED].tolist()
+            assert packed.tokens[row][mine].tolist()[-len(answer) :] == answer
+            assert answer[-1] == tokenizer.eos_token_id
+
+
+@torch.inference_mode()
+def test_training_encodes_pictures_as_the_model_itself_does(model):
+    pixels = torch.randn(2, 3, IMAGE_SIDE, IMAGE_SIDE)
+    states = model.model.vision_tower(pixels, output_hidden_states=True).hidden_states
+    expected = model.model.multi_modal_projector(states[-2][:, 1:])
+    torch.testing.assert_close(encode_pictures(model, pixels), expected)
+    every_patch = torch.arange(GRID * GRID).expand(2, -1)
+    torch.testing.assert_close(encode_pictures(model, pixels, every_patch), expected)
+
+
+@pytest.mark.parametrize("one_per_item", [False, True])
+def test_dropping_tokens_leaves_one_of_each_item(pool, one_per_item):
+    owner = sample_arrays(pool, np.arange(12))["owner"]
+    generator = torch.Generator().manual_seed(0)
+    kept = choose_patches(owner, 12, generator, one_per_item)
+    assert kept.shape == (12, 12)
+    assert (kept.diff(dim=1) > 0).all()
+    for mine, chosen in zip(owner, kept, strict=True):
+        shown = mine[mine >= 0].unique().tolist()
+        assert mine[chosen][mine[chosen] >= 0].unique().tolist() == shown
+        if one_per_item:
+            assert (mine[chosen] >= 0).sum() == len(shown)
+
+
+def test_a_glimpse_shows_every_patch_an_item_touches(pool):
+    owner = sample_arrays(pool, np.arange(12))["owner"]
+    seen = choose_glimpse(owner, 60, torch.Generator().manual_seed(0))
+    touched = (owner != BACKGROUND).sum(1)
+    assert ((owner.gather(1, seen) != BACKGROUND).sum(1) == touched).all()
