@@ -34,14 +34,15 @@ class LlavaOracle:
         visual = self.model.model.multi_modal_projector(states[-2][0, 1:])
         query_ids = self.processor.tokenizer.encode(query, add_special_tokens=False)
         embedded = self.model.get_input_embeddings()(torch.tensor(query_ids, dtype=torch.int64))
-        kept = select_reference(
+        selection = select_reference(
             {layer: states[layer][0, 1:].numpy() for layer in self.profile.layers},
             visual.numpy(),
             embedded.numpy(),
             budget,
             self.profile,
         )
-        return visual, kept
+        assert selection.margin > 1, "a decision too close for float32: choose another picture"
+        return visual, selection.keep
 
     @torch.no_grad()
     def generate(
