@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
+from itertools import count
 from typing import Any
 
 from transformers import BatchFeature
@@ -18,7 +19,7 @@ from vllm.multimodal.processing import BaseMultiModalProcessor, PromptUpdate
 
 from msdg_vllm.core import num_kept_tokens
 from msdg_vllm.engine.encoder import profile_of
-from msdg_vllm.engine.queries import TurnMarkers, Turns
+from msdg_vllm.engine.queries import LazyTurns, TurnMarkers, Turns
 from msdg_vllm.engine.spec import UNPRUNED, PruningSpec, field_name
 from msdg_vllm.errors import RequestError
 from msdg_vllm.request import PruningRequest, validate_retention
@@ -73,9 +74,8 @@ class PruningProcessor(BaseMultiModalProcessor[Any]):
         profiling = kwargs.pop(_PROFILING, False)
         request = PruningRequest.pop_from(kwargs)
         if turns is None:
-            turns = self._turn_markers.turns_of_prompt(
-                inputs.prompt, self.info.get_tokenizer(), self.placeholder_ids()
-            )
+            # Read only when a query is wanted of it: most prompts are not pruned.
+            turns = LazyTurns(partial(self._turns_of_prompt, inputs.prompt))
         specs = {
             modality: [
                 self._profiling_spec(items, modality, index, kwargs)
@@ -86,6 +86,8 @@ class PruningProcessor(BaseMultiModalProcessor[Any]):
             for modality, items in inputs.mm_data_items.items()
             if modality in self.modalities
         }
+        if request.explanation:
+            specs = _numbered(specs)
         kwargs[SPECS] = specs
         processed: Any = super().apply(replace(inputs, hf_processor_mm_kwargs=kwargs), timing_ctx)
         processed[SPECS] = specs
@@ -106,6 +108,11 @@ class PruningProcessor(BaseMultiModalProcessor[Any]):
         )
         return TurnMarkers.of_template(tokenizer, template if isinstance(template, str) else None)
 
+    def _turns_of_prompt(self, prompt: Sequence[int]) -> Turns:
+        return self._turn_markers.turns_of_prompt(
+            prompt, self.info.get_tokenizer(), self.placeholder_ids()
+        )
+
     def _profiling_spec(
         self, items: Any, modality: str, index: int, kwargs: Mapping[str, object]
     ) -> PruningSpec:
@@ -117,7 +124,7 @@ class PruningProcessor(BaseMultiModalProcessor[Any]):
     def _spec(
         self,
         request: PruningRequest,
-        turns: Turns,
+        turns: Turns | LazyTurns,
         items: Any,
         modality: str,
         index: int,
@@ -154,7 +161,6 @@ class PruningProcessor(BaseMultiModalProcessor[Any]):
             method=request.method,
             scope=request.scope,
             explanation=request.explanation,
-            item=index if request.explanation else 0,
         )
 
     def _query_ids(self, query: str) -> tuple[int, ...]:
@@ -240,6 +246,18 @@ class _Shortened:
         content = self.replacement(item_idx) if callable(self.replacement) else self.replacement
         budget = self.specs[item_idx].budget
         return content[:1] * budget if budget else content
+
+
+def _numbered(specs: Specs) -> dict[str, list[PruningSpec]]:
+    """Tell the pruned items of a request apart: images first, then videos."""
+    numbers = count()
+    return {
+        modality: [
+            replace(spec, item=number) if spec.budget else spec
+            for spec, number in zip(modality_specs, numbers, strict=False)
+        ]
+        for modality, modality_specs in specs.items()
+    }
 
 
 def _split(kwargs: Mapping[str, object]) -> tuple[dict[str, object], Specs]:

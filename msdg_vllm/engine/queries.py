@@ -6,7 +6,7 @@ no system text, no special tokens, no placeholders.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Any
@@ -41,6 +41,24 @@ class Turns:
         if mode == "last-turn":
             return self.last
         return self.item(modality, index).text or self.last
+
+
+@dataclass(slots=True)
+class LazyTurns:
+    """Turns of a prompt that is read only when a query is taken from it; it names no retention."""
+
+    read: Callable[[], Turns]
+    _turns: Turns | None = None
+
+    def item(self, modality: str, index: int) -> ItemTurn:
+        return ItemTurn("")
+
+    def query(self, mode: str, modality: str, index: int) -> str:
+        if mode == "none":
+            return ""
+        if self._turns is None:
+            self._turns = self.read()
+        return self._turns.query(mode, modality, index)
 
 
 def turns_of_messages(messages: Iterable[Mapping[str, Any]]) -> Turns:

@@ -74,7 +74,7 @@ class PruningLlava(PruningModel, LlavaForConditionalGeneration):
         patches = features.shape[1]
         yield EncodedImages(
             # The class token comes first and is no candidate.
-            states={layer: state[:, -patches:] for layer, state in states.items()},
+            states={layer: states.pop(layer)[:, -patches:] for layer in tuple(states)},
             visual=self.multi_modal_projector(features),
             grid=(math.isqrt(patches), math.isqrt(patches)),
             pixels=kwargs["pixel_values"],
