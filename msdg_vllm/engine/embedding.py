@@ -35,14 +35,15 @@ class EncodedImages:
         columns: What each kept token carries behind its embedding to the model runner,
             `(images, N, C)`; None carries nothing.
         grid: Rows and columns of the N tokens, for explanations; None when they form no grid.
-        pixels: What the encoder saw, `(images, 3, H, W)`, for explanations.
+        pixels: What the encoder saw, `(images, 3, H, W)`, for explanations; or an object that
+            makes an image's `(3, H, W)` when it is indexed.
     """
 
     states: EncoderStates
     visual: torch.Tensor
     columns: torch.Tensor | None = None
     grid: tuple[int, int] | None = None
-    pixels: torch.Tensor | None = None
+    pixels: Any = None
 
 
 class PruningModel:
@@ -157,7 +158,7 @@ class PruningModel:
             start = len(kept)
             with self.statistics.measure_selection(images.visual.device):
                 kept += self.keep_tokens(images, specs[start:], queries[start:])
-            self.statistics.count_encoder_run(len(kept) - start)
+        self.statistics.count_encoder_run(len(specs))
         return kept
 
     def keep_tokens(

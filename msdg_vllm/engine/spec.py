@@ -21,7 +21,7 @@ class PruningSpec:
         method: Which selector decides.
         scope: Whether a tiled image spends its budget per tile or as a whole.
         explanation: Key under which the worker keeps its decision; 0 keeps nothing.
-        item: Which image of its request this is, if it has an explanation; 0 otherwise.
+        item: Which item of its request this is, if it has an explanation; 0 otherwise.
     """
 
     budget: int

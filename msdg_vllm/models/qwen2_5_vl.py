@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -39,6 +40,30 @@ logger = init_logger(__name__)
 _PIXELS = {"image": "pixel_values", "video": "pixel_values_videos"}
 _GRID = {"image": "image_grid_thw", "video": "video_grid_thw"}
 _WITHOUT_PRUNING = "to serve without pruning, leave `msdg` out of VLLM_PLUGINS"
+
+
+@dataclass(frozen=True, slots=True)
+class _Patches:
+    """The picture of one item, made from its patches only when someone wants to see it."""
+
+    patches: torch.Tensor
+    start: int
+    shape: tuple[int, int, int]
+    merge_size: int
+
+    def __getitem__(self, _: int) -> torch.Tensor:
+        """`(3, H, W)`; the frames of a video one below the other."""
+        merged = self.merge_size**2
+        frames, rows, columns = self.shape
+        count = frames * rows * columns
+        patches = self.patches[self.start * merged : (self.start + count) * merged]
+        # A patch holds two frames, in an image the same one twice.
+        side = math.isqrt(patches.shape[-1] // (3 * 2))
+        cells = patches.view(
+            frames, rows, columns, self.merge_size, self.merge_size, 3, 2, side, side
+        )
+        pixels = cells[..., 0, :, :].permute(5, 0, 1, 3, 6, 2, 4, 7)
+        return pixels.reshape(3, frames * rows * self.merge_size * side, -1)
 
 
 def check_mm_config(mm_config: MultiModalConfig) -> None:
@@ -194,6 +219,8 @@ class PruningQwen2_5_VL(PruningModel, Qwen2_5_VLForConditionalGeneration):
                 columns=encode_positions(
                     grid_positions(shape, frame_step, visual.device)
                 ).unsqueeze(0),
+                grid=(shape[0] * shape[1], shape[2]),
+                pixels=_Patches(kwargs[_PIXELS[modality]], start, shape, merge_size),
             )
             start = end
 
