@@ -32,6 +32,7 @@ from server.description import PruningDescription, describe
 from server.metrics import MetricsPage, RequestMetrics
 from server.overlay import draw_overlay
 from server.schemas import (
+    IMAGE_PARTS,
     IMAGE_RETENTION,
     Explanation,
     PruningBatchRequest,
@@ -215,8 +216,8 @@ def _document_image_retention(app: FastAPI) -> None:
 
     def openapi() -> dict[str, Any]:
         schema = stock_openapi()
-        for part in schema.get("components", {}).get("schemas", {}).values():
-            if "image_url" in part.get("properties", {}):
+        for name in IMAGE_PARTS:
+            if part := schema["components"]["schemas"].get(name):
                 part["properties"]["retention"] = IMAGE_RETENTION
         return schema
 

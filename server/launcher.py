@@ -65,6 +65,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     try:
         apply_options(options, os.environ)
+        check_frontend(options)
         check_architecture(options)
     except MsdgError as error:
         parser.error(str(error))
@@ -143,17 +144,30 @@ def apply_options(options: argparse.Namespace, environment: MutableMapping[str, 
         EncoderProfile.load(settings.profile_path)
 
 
+def check_frontend(options: argparse.Namespace) -> None:
+    """Raise `SettingsError` for a front end of vLLM that loads no endpoint plugins."""
+    from vllm import envs
+
+    if envs.VLLM_USE_RUST_FRONTEND or options.grpc:
+        raise SettingsError(
+            "vLLM's Rust and gRPC front ends load no plugins and would ignore every retention; "
+            "unset VLLM_USE_RUST_FRONTEND and leave --grpc out"
+        )
+
+
 def check_architecture(options: argparse.Namespace) -> None:
     """Raise `SettingsError` for a model that would be served unpruned."""
     from vllm.transformers_utils.config import get_config
 
     model = options.model_tag or options.model
+    overrides = options.hf_overrides
     try:
         config = get_config(
             model,
             options.trust_remote_code,
             revision=options.revision,
             config_format=options.config_format,
+            hf_overrides_kw=overrides if isinstance(overrides, dict) else None,
         )
     except Exception:
         return  # vLLM will say what is wrong with the model

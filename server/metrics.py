@@ -15,7 +15,7 @@ from vllm.logger import init_logger
 from vllm.v1.metrics.prometheus import get_prometheus_registry
 
 from msdg_vllm.engine.statistics import SECONDS_BUCKETS
-from server.usage import VisualTokens
+from server.visual_tokens import VisualTokens
 from server.workers import ask_workers
 
 logger = init_logger(f"vllm.{__name__}")

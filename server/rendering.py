@@ -20,7 +20,7 @@ from vllm.renderers.online_renderer import OnlineRenderer
 from msdg_vllm.errors import RequestError, RetentionError
 from server.metrics import RequestMetrics
 from server.schemas import PruningFields, pruning_fields, refuse_pruning_fields
-from server.usage import VisualTokens
+from server.visual_tokens import VisualTokens
 
 _MEDIA_PACKAGE = "vllm.multimodal.media"
 

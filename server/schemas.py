@@ -23,7 +23,7 @@ from vllm.exceptions import VLLMValidationError
 
 from msdg_vllm.errors import RetentionError
 from msdg_vllm.request import METHODS, QUERY_MODES, SCOPES, PruningRequest, validate_retention
-from server.usage import VisualTokens
+from server.visual_tokens import VisualTokens
 
 IMAGE_RETENTION = {
     "title": "Retention",
@@ -34,6 +34,15 @@ IMAGE_RETENTION = {
     ],
 }
 """JSON schema of the key that an image part of a message may carry."""
+
+IMAGE_PARTS = (
+    "ChatCompletionContentPartImageParam",
+    "CustomChatCompletionContentSimpleImageParam",
+    "ResponseInputImage",
+    "ResponseInputImageContentParam",
+    "ResponseInputImageParam",
+)
+"""Names that such parts have in /openapi.json."""
 
 
 class PruningOptions(BaseModel):
@@ -116,9 +125,17 @@ class PruningFields(BaseModel):
         return PruningRequest(retention=self.retention, explanation=self._explanation, **wishes)
 
     @property
-    def explanation(self) -> int:
-        """Key of what the workers keep for this request; 0 when it asked for no explanation."""
-        return self._explanation
+    def wants_explanation(self) -> bool:
+        """Whether the request asked for an explanation."""
+        return self.pruning is not None and self.pruning.explain
+
+    @property
+    def explanation_id(self) -> str | None:
+        """Id of the explanation; None while there is nothing to explain."""
+        tokens = self.visual_tokens
+        if not self._explanation or tokens is None or not tokens.pruned_items:
+            return None
+        return f"{self._explanation:016x}"
 
     @property
     def visual_tokens(self) -> VisualTokens | None:
@@ -165,7 +182,7 @@ class PruningBatchRequest(PruningFields, BatchChatCompletionRequest):
         return VisualTokens.sum(count for count in counts if count is not None)
 
 
-class TileExplanation(BaseModel):
+class ImageExplanation(BaseModel):
     """What was kept of one image, or of one tile of it; tokens are numbered row by row."""
 
     index: int = Field(description="Which image of the request, counted from 0.")
@@ -182,7 +199,7 @@ class Explanation(BaseModel):
     """What was kept of the images of a request; images that kept all tokens are not listed."""
 
     id: str
-    images: list[TileExplanation]
+    images: list[ImageExplanation]
 
 
 def pruning_fields(request: object) -> PruningFields | None:

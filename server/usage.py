@@ -1,11 +1,10 @@
-"""Visual tokens in `usage`: how many a request brought, how many the language model saw."""
+"""Visual tokens in `usage`, and the id of an explanation, on what vLLM's handlers answer."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing
-from dataclasses import dataclass
 from functools import wraps
 from typing import Any
 
@@ -13,63 +12,8 @@ from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRespo
 from vllm.entrypoints.openai.responses.protocol import ResponsesResponse
 from vllm.entrypoints.serve.engine.protocol import PromptTokenUsageInfo
 
-from msdg_vllm.engine.processor import SPECS
-
-
-@dataclass(frozen=True, slots=True)
-class VisualTokens:
-    """Visual tokens of the images and videos of a request.
-
-    Attributes:
-        total: Tokens before pruning.
-        kept: Tokens the language model saw.
-        items: Images and videos.
-        pruned_items: Those of them that lost tokens.
-    """
-
-    total: int = 0
-    kept: int = 0
-    items: int = 0
-    pruned_items: int = 0
-
-    @classmethod
-    def of_input(cls, engine_input: Mapping[str, Any]) -> VisualTokens:
-        """Count the tokens of a rendered prompt: its placeholders, and what they stand for."""
-        total = kept = items = pruned_items = 0
-        specs = engine_input.get(SPECS) or {}
-        for modality, placeholders in (engine_input.get("mm_placeholders") or {}).items():
-            if modality not in specs:
-                continue
-            for placeholder, spec in zip(placeholders, specs[modality], strict=True):
-                num_kept = placeholder.get_num_embeds()
-                kept += num_kept
-                total += spec.num_tokens if spec.budget else num_kept
-                items += 1
-                pruned_items += bool(spec.budget)
-        return cls(total, kept, items, pruned_items)
-
-    @classmethod
-    def sum(cls, counts: Iterable[VisualTokens]) -> VisualTokens:
-        """Add up the counts of several prompts."""
-        total = cls()
-        for count in counts:
-            total = cls(
-                total.total + count.total,
-                total.kept + count.kept,
-                total.items + count.items,
-                total.pruned_items + count.pruned_items,
-            )
-        return total
-
-    def as_details(self) -> dict[str, int]:
-        """Return the keys that join the details of a usage."""
-        return {"visual_tokens": self.kept, "visual_tokens_total": self.total}
-
-
-def explanation_id(request: Any) -> str | None:
-    """Return the id under which a request's explanation can be had; None if it has none."""
-    tokens: VisualTokens | None = request.visual_tokens
-    return f"{request.explanation:016x}" if tokens is not None and tokens.pruned_items else None
+from server.schemas import PruningFields
+from server.visual_tokens import VisualTokens
 
 
 def reporting(generate: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
@@ -78,7 +22,7 @@ def reporting(generate: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitabl
     @wraps(generate)
     async def generate_and_report(request: Any, *args: Any, **kwargs: Any) -> Any:
         response = await generate(request, *args, **kwargs)
-        tokens = getattr(request, "visual_tokens", None)
+        tokens = _tokens_of(request)
         if tokens is None:
             return response
         if isinstance(response, ChatCompletionResponse):
@@ -88,8 +32,8 @@ def reporting(generate: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitabl
             _with_counts(response.usage.input_tokens_details, tokens)
         else:
             return response
-        if request.explanation:
-            response.pruning = {"id": explanation_id(request)}
+        if request.wants_explanation:
+            response.pruning = {"id": request.explanation_id}
         return response
 
     return generate_and_report
@@ -107,18 +51,22 @@ def reporting_stream(
     async def generate_and_report(
         request: Any, *args: Any, **kwargs: Any
     ) -> AsyncGenerator[str, None]:
-        tokens: VisualTokens | None = getattr(request, "visual_tokens", None)
-        id_is_due = tokens is not None and request.explanation
+        tokens = _tokens_of(request)
+        id_is_due = tokens is not None and request.wants_explanation
         async with aclosing(generate(request, *args, **kwargs)) as chunks:
             async for chunk in chunks:
                 if id_is_due and '"choices":[{' in chunk:
                     id_is_due = False
-                    chunk = _edited(chunk, {"pruning": {"id": explanation_id(request)}})
+                    chunk = _edited(chunk, {"pruning": {"id": request.explanation_id}})
                 elif tokens is not None and '"choices":[]' in chunk and '"usage":{' in chunk:
                     chunk = _edited(chunk, {}, details=tokens.as_details())
                 yield chunk
 
     return generate_and_report
+
+
+def _tokens_of(request: object) -> VisualTokens | None:
+    return request.visual_tokens if isinstance(request, PruningFields) else None
 
 
 def _with_counts(details: Any, tokens: VisualTokens) -> Any:

@@ -1,0 +1,59 @@
+"""How many visual tokens a request brought, and how many the language model saw."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from msdg_vllm.engine.processor import SPECS
+
+
+@dataclass(frozen=True, slots=True)
+class VisualTokens:
+    """Visual tokens of the images and videos of a request.
+
+    Attributes:
+        total: Tokens before pruning.
+        kept: Tokens the language model saw.
+        items: Images and videos.
+        pruned_items: Those of them that lost tokens.
+    """
+
+    total: int = 0
+    kept: int = 0
+    items: int = 0
+    pruned_items: int = 0
+
+    @classmethod
+    def of_input(cls, engine_input: Mapping[str, Any]) -> VisualTokens:
+        """Count the tokens of a rendered prompt: its placeholders, and what they stand for."""
+        total = kept = items = pruned_items = 0
+        specs = engine_input.get(SPECS) or {}
+        for modality, placeholders in (engine_input.get("mm_placeholders") or {}).items():
+            if modality not in specs:
+                continue
+            for placeholder, spec in zip(placeholders, specs[modality], strict=True):
+                num_kept = placeholder.get_num_embeds()
+                kept += num_kept
+                total += spec.num_tokens if spec.budget else num_kept
+                items += 1
+                pruned_items += bool(spec.budget)
+        return cls(total, kept, items, pruned_items)
+
+    @classmethod
+    def sum(cls, counts: Iterable[VisualTokens]) -> VisualTokens:
+        """Add up the counts of several prompts."""
+        total = cls()
+        for count in counts:
+            total = cls(
+                total.total + count.total,
+                total.kept + count.kept,
+                total.items + count.items,
+                total.pruned_items + count.pruned_items,
+            )
+        return total
+
+    def as_details(self) -> dict[str, int]:
+        """Return the keys that join the details of a usage."""
+        return {"visual_tokens": self.kept, "visual_tokens_total": self.total}
