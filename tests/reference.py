@@ -116,7 +116,7 @@ def select_reference(
         if patches_per_token == 1:
             d[i] = directions[0]
         else:
-            mean = sum(directions) / patches_per_token
+            mean = np.stack(directions).sum(axis=0) / patches_per_token
             d[i] = unit(mean)
             noise = noise / max(norm(mean), 1e-12) if norm(mean) > 0 else noise
         direction_noise[i] = noise
@@ -141,7 +141,7 @@ def select_reference(
     top = max(g, default=0.0)
     weights = [math.exp(value - top) for value in g]
     p = [weight / sum(weights) for weight in weights]
-    share_noise = _NOISE + 2 * max(score_noise, default=0.0) + _NOISE * (max(map(abs, g), default=0.0))
+    share_noise = _NOISE * (1 + max(map(abs, g), default=0.0)) + 2 * max(score_noise, default=0.0)
 
     # Line 16.
     b = [min(len(members[c]), math.floor(spent * p[c])) for c in range(num_groups)]

@@ -22,16 +22,10 @@ No function here waits for the device: shapes follow from Python integers, and w
 decides (sinks, convergence, budgets of groups) stays on the device as masks and counts.
 """
 
+from msdg_vllm.core.analysis import ImageSignals, analyze_image
 from msdg_vllm.core.budget import num_kept_tokens, validate_retention
 from msdg_vllm.core.options import SelectionOptions
-from msdg_vllm.core.selection import (
-    ImageSignals,
-    TokenScores,
-    analyze_image,
-    score_tokens,
-    select_tokens,
-    take_tokens,
-)
+from msdg_vllm.core.selection import TokenScores, score_tokens, select_tokens, take_tokens
 
 __all__ = [
     "ImageSignals",

@@ -12,14 +12,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from msdg_vllm.core.signals import unit_and_moved
+from msdg_vllm.core.signals import row_norms, unit_
 from msdg_vllm.core.tiles import NARROW_TILE, TILE, fill_up, round_up
 
 _MAX_ITERATIONS = 10
 _LOSS_TOLERANCE = 1e-5
 _LOSS_EPSILON = 1e-12
-# The product of two equal directions comes out as 1 up to 5e-7 (8 units in the last place, seen
-# over widths to 4096 and sums of up to 500 members).
+# The product of a direction with itself, or with the unit sum of its copies, comes out as 1 up to
+# 5e-7 (seen over widths to 4096 and sums of 500). Above this bound two cosines are equal, so
+# that the order decides between equal directions and not the rounding.
 _SAME_DIRECTION = 1.0 - 2.0**-20
 
 
@@ -29,7 +30,7 @@ def group_tokens(
     """Return the group of each token, `(R, N)` int64, -1 for tokens that are no candidates.
 
     Args:
-        directions: One `(N, d)` tensor per row: unit vectors or zeros, all finite.
+        directions: One `(N, d)` tensor per row; unit vectors or zeros where a token is a candidate.
         candidates: `(R, N)`, True for tokens to be grouped.
         num_groups: `(R,)`, K of each row, at most the number of its candidates.
         max_groups: The largest value `num_groups` may have.
@@ -39,13 +40,13 @@ def group_tokens(
     # From here on N and K are rounded up to whole tiles; what is added is never a candidate and
     # never an active group.
     padded_tokens = round_up(num_tokens, TILE)
+    padded_groups = round_up(max_groups, NARROW_TILE)
     candidates = F.pad(candidates, (0, padded_tokens - num_tokens))
     directions = [fill_up(row, padded_tokens) for row in directions]
-    group_index = torch.arange(round_up(max_groups, NARROW_TILE), device=candidates.device)
-    active = group_index < num_groups.unsqueeze(-1)  # (R, K)
+    active = torch.arange(padded_groups, device=candidates.device) < num_groups.unsqueeze(-1)
 
     seeds = _farthest_points(directions, candidates, max_groups, seed)
-    seeds = F.pad(seeds, (0, len(group_index) - max_groups))
+    seeds = F.pad(seeds, (0, padded_groups - max_groups))
     centroids = [row.index_select(0, i) for row, i in zip(directions, seeds, strict=True)]
     num_candidates = candidates.sum(dim=-1).clamp_min(1)
     converged = torch.zeros_like(num_candidates, dtype=torch.bool)
@@ -77,19 +78,20 @@ def _farthest_points(
     first = torch.remainder(seed, ordinal[:, -1:].clamp_min(1)) + 1
     index = (candidates & (ordinal == first)).to(torch.uint8).argmax(dim=-1, keepdim=True)
     indices = [index]
-    unavailable = ~candidates
-    nearest = torch.full_like(candidates, -torch.inf, dtype=torch.float32)
+    # Similarity to the nearest centroid; infinite, so never the smallest, for tokens that are
+    # chosen or no candidates.
+    nearest = torch.where(candidates, -torch.inf, torch.inf)
     for _ in range(max_groups - 1):
-        unavailable = unavailable.scatter(1, index, True)
-        similarity = torch.stack(
+        products = torch.stack(
             [
                 torch.mv(row, row.index_select(0, i).squeeze(0))
                 for row, i in zip(directions, index, strict=True)
             ]
         )
+        # fmax, because a token that is no candidate may have a direction that is not finite.
+        nearest = nearest.scatter(1, index, torch.inf).fmax(products.clamp_max_(_SAME_DIRECTION))
         # The largest 1 - x is the smallest x; argmin returns the first of equal values.
-        nearest = torch.maximum(nearest, _cosine(similarity))
-        index = nearest.masked_fill(unavailable, torch.inf).argmin(dim=-1, keepdim=True)
+        index = nearest.argmin(dim=-1, keepdim=True)
         indices.append(index)
     return torch.cat(indices, dim=-1)
 
@@ -99,14 +101,9 @@ def _assign(
 ) -> tuple[Tensor, Tensor]:
     """Line 9: the nearest centroid of each token (ties: lower group), the similarity to it."""
     products = torch.stack([row @ mu.T for row, mu in zip(directions, centroids, strict=True)])
-    similarity = _cosine(products).masked_fill(~active.unsqueeze(1), -torch.inf)  # (R, N, K)
-    nearest, labels = similarity.max(dim=-1)
+    similarity = products.clamp_max_(_SAME_DIRECTION)  # (R, N, K)
+    nearest, labels = similarity.masked_fill_(~active.unsqueeze(1), -torch.inf).max(dim=-1)
     return torch.where(candidates, labels, -1), nearest
-
-
-def _cosine(products: Tensor) -> Tensor:
-    """Inner products of unit vectors, exactly 1 for equal directions: ties, not rounding, decide."""
-    return products.masked_fill(products > _SAME_DIRECTION, 1.0)
 
 
 def _distance_sums(nearest: Tensor, candidates: Tensor) -> Tensor:
@@ -127,15 +124,19 @@ def _update(
     active: Tensor,
 ) -> list[Tensor]:
     """Lines 11-12: unit sums of the members; tokens least like their centroid for empty groups."""
-    group_index = torch.arange(active.shape[-1], device=labels.device)
-    members = labels.unsqueeze(1) == group_index.unsqueeze(-1)  # (R, K, N)
-    empty = active & ~members.any(dim=-1)
+    num_rows, num_groups = active.shape
+    sorted_labels, by_group = labels.sort(dim=-1, stable=True)
+    bags = torch.arange(-1, num_groups, device=labels.device).repeat(num_rows, 1)
+    starts = torch.searchsorted(sorted_labels, bags)  # (R, 1 + K), the first bag is no group
+    ends = F.pad(starts[:, 1:], (0, 1), value=labels.shape[-1])
+    empty = active & (starts == ends)[:, 1:]
     loneliest = nearest.masked_fill(~candidates, torch.inf).argsort(dim=-1, stable=True)
     replacements = loneliest.gather(1, (empty.cumsum(dim=-1) - 1).clamp_min(0))
     centroids = []
     for r, row in enumerate(directions):
-        # Not index_add: on a GPU it adds in any order.
-        sums, _ = unit_and_moved(members[r].float() @ row)
+        # Sums bag by bag in token order; index_add on a GPU adds in any order.
+        sums = F.embedding_bag(by_group[r], row, starts[r], mode="sum")[1:]
         substitutes = row.index_select(0, replacements[r])
-        centroids.append(torch.where(empty[r].unsqueeze(-1), substitutes, sums))
+        means = unit_(sums, row_norms(sums))
+        centroids.append(torch.where(empty[r].unsqueeze(-1), substitutes, means))
     return centroids

@@ -71,3 +71,6 @@ class SelectionOptions:
         if self.sink_filter:
             needed.add(profile.sink_layer + 1)
         return tuple(sorted(needed))
+
+
+PAPER = SelectionOptions()

@@ -27,7 +27,7 @@ class TokenSignals:
         saliency: u, `(N,)`.
         activation: Absolute value at the sink coordinate, `(N,)`; 0 without the sink filter.
         finite: `(N,)`, False where a state of the token, or its norm, is not finite.
-        directions: `(N, d)`, unit norm or zero, zero where not finite; None without grouping.
+        directions: `(N, d)`, unit norm or zero where the token is finite; None without grouping.
         moved: `(N,)`, True where the direction is not zero.
     """
 
@@ -67,18 +67,19 @@ def token_signals(
     directions: Tensor | None = None
     moved = torch.zeros_like(finite)
     if options.grouping != "none":
-        directions, moved, finite_directions = _directions(states, profile, options)
+        directions, finite_directions = _directions(states, profile, options)
         finite = finite & finite_directions
+        norms = row_norms(directions)
+        directions, moved = unit_(directions, norms), norms > 0
 
     if patches_per_token > 1:
         saliency = _mean_over_patches(saliency, patches_per_token)
         activation = activation.view(-1, patches_per_token).amax(dim=-1)
         finite = finite.view(-1, patches_per_token).all(dim=-1)
         if directions is not None:
-            directions, moved = unit_and_moved(_mean_over_patches(directions, patches_per_token))
-    if directions is not None:
-        # A zero times NaN would spoil the sums over all tokens.
-        directions = directions.masked_fill_(~finite.unsqueeze(-1), 0.0)
+            directions = _mean_over_patches(directions, patches_per_token)
+            norms = row_norms(directions)
+            directions, moved = unit_(directions, norms), norms > 0
     return TokenSignals(
         saliency=torch.where(finite, saliency, 0.0),
         activation=torch.where(finite, activation, torch.inf),
@@ -125,13 +126,17 @@ def row_norms(vectors: Tensor) -> Tensor:
 
 def unit(vectors: Tensor, norms: Tensor) -> Tensor:
     """Return unit(z) = z / max(|z|, 1e-12) for each row z of `(N, d)`, given the norms."""
-    return vectors / norms.clamp_min(_UNIT_EPSILON).unsqueeze(-1)
+    return vectors / _divisors(norms)
 
 
-def unit_and_moved(vectors: Tensor) -> tuple[Tensor, Tensor]:
-    """Return unit(z) for each row z of `(N, d)`, and where z is not zero, `(N,)`."""
-    norms = row_norms(vectors)
-    return unit(vectors, norms), norms > 0
+def unit_(vectors: Tensor, norms: Tensor) -> Tensor:
+    """`unit` in place: a second `(N, d)` buffer would cost more than the division."""
+    return vectors.div_(_divisors(norms))
+
+
+def _divisors(norms: Tensor) -> Tensor:
+    """The divisors of `unit`, `(N, 1)`."""
+    return norms.clamp_min(_UNIT_EPSILON).unsqueeze(-1)
 
 
 def _saliency(
@@ -155,18 +160,16 @@ def _saliency(
 
 def _directions(
     states: Mapping[int, Tensor], profile: EncoderProfile, options: SelectionOptions
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Line 3, Eq. 1: unit directions `(P, d)`, where they are not zero, where they are finite."""
+) -> tuple[Tensor, Tensor]:
+    """Line 3, Eq. 1: displacements yet to be normalised, `(P, d)`, and where finite, `(P,)`."""
     if options.grouping == "output":
         features = states[profile.features_layer].float()
         norms = row_norms(features)
-        return unit(features, norms), norms > 0, norms.isfinite()
+        return unit(features, norms), norms.isfinite()
     early, late = (states[layer].float() for layer in profile.direction_layers)
     early_norms, late_norms = row_norms(early), row_norms(late)
-    displacement = unit(late, late_norms)
-    displacement -= unit(early, early_norms)
-    directions, moved = unit_and_moved(displacement)
-    return directions, moved, early_norms.isfinite() & late_norms.isfinite()
+    displacement = unit(late, late_norms).addcdiv_(early, _divisors(early_norms), value=-1)
+    return displacement, early_norms.isfinite() & late_norms.isfinite()
 
 
 def _mean_over_patches(values: Tensor, patches_per_token: int) -> Tensor:

@@ -1,0 +1,182 @@
+"""The query-free half of Algorithm 1: what an image says by itself (lines 1-5 and 7-13)."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+
+import torch
+from torch import Tensor
+
+from msdg_vllm.core.grouping import group_tokens
+from msdg_vllm.core.options import PAPER, SelectionOptions
+from msdg_vllm.core.signals import token_signals
+from msdg_vllm.errors import ShapeError
+from msdg_vllm.profiles import EncoderProfile
+
+
+@dataclass(frozen=True, slots=True)
+class ImageSignals:
+    """What an image says by itself, for any question and any budget; a few numbers per token.
+
+    Holds no reference to the encoder's states, so it can be kept for the next question.
+
+    Attributes:
+        saliency: u, `(.., N)` float32; 0 where it is not finite.
+        groups: `(.., N)` int64, the group of each candidate; -1 for sinks and padding.
+        num_groups: K of each row, `(..)` int64: at most `max_groups` and the number of candidates.
+        sink_mask: `(.., N)`, True for sinks and for tokens whose states are not finite.
+        sink_activation: `(.., N)` float32, absolute value at the sink coordinate; infinite for
+            tokens whose states are not finite.
+        max_groups: The largest K any row may have.
+    """
+
+    saliency: Tensor
+    groups: Tensor
+    num_groups: Tensor
+    sink_mask: Tensor
+    sink_activation: Tensor
+    max_groups: int
+
+    @property
+    def num_tokens(self) -> int:
+        """N."""
+        return self.groups.shape[-1]
+
+    @property
+    def candidate_mask(self) -> Tensor:
+        """`(.., N)`, True for tokens that compete for the budget."""
+        return self.groups >= 0
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> "ImageSignals":
+        """Return the signals with `function` applied to each tensor, such as one that moves it."""
+        return ImageSignals(
+            saliency=function(self.saliency),
+            groups=function(self.groups),
+            num_groups=function(self.num_groups),
+            sink_mask=function(self.sink_mask),
+            sink_activation=function(self.sink_activation),
+            max_groups=self.max_groups,
+        )
+
+    def __getitem__(self, rows: int | slice | Tensor) -> "ImageSignals":
+        """Return the signals of one row, or of some rows, of a batch."""
+        return self.map(lambda tensor: tensor[rows])
+
+
+@torch.no_grad()
+def analyze_image(
+    states: Mapping[int, Tensor],
+    profile: EncoderProfile,
+    patches_per_token: int = 1,
+    *,
+    valid: Tensor | None = None,
+    saliency: Tensor | None = None,
+    options: SelectionOptions = PAPER,
+) -> ImageSignals:
+    """Return sinks, saliency and groups of an image: the query-free half of Algorithm 1.
+
+    Leading dimensions hold images or tiles of one size; a row's result does not depend, bit for
+    bit, on the rows beside it.
+
+    Args:
+        states: The state entering each layer that `options.layers(profile)` names (by default
+            `profile.layers`), `(.., N * patches_per_token, d)` of any floating type. Patches
+            that merge into one token are neighbours.
+        profile: The settings for the encoder.
+        patches_per_token: How many encoder patches merge into one visual token.
+        valid: `(.., N)` bool, False for padding: neither a candidate nor a sink.
+        saliency: `(.., N * patches_per_token)`, the scores of `options.saliency="given"`.
+        options: Which variant of the method.
+    """
+    if (options.saliency == "given") != (saliency is not None):
+        raise ShapeError(
+            "saliency must be passed if, and only if, options.saliency is 'given', "
+            f"got {None if saliency is None else tuple(saliency.shape)} "
+            f"with options.saliency={options.saliency!r}"
+        )
+    layers = options.layers(profile)
+    per_patch = [*_first_coordinates(states, layers), *([] if saliency is None else [saliency])]
+    lead, num_tokens = _check_shapes(per_patch, patches_per_token)
+    if options.sink_filter:
+        _check_sink_coordinate(profile, states[profile.sink_layer + 1].shape[-1])
+    if valid is not None and valid.shape != (*lead, num_tokens):
+        raise ShapeError(f"valid must be {(*lead, num_tokens)}, got {tuple(valid.shape)}")
+
+    num_rows = prod(lead)
+    by_row = {n: states[n].reshape(num_rows, *states[n].shape[-2:]).unbind() for n in layers}
+    given = [None] * num_rows if saliency is None else saliency.reshape(num_rows, -1).unbind()
+    with torch.autocast(per_patch[0].device.type, enabled=False):
+        rows = [
+            token_signals(
+                {n: state[r] for n, state in by_row.items()},
+                profile,
+                patches_per_token,
+                given[r],
+                options,
+            )
+            for r in range(num_rows)
+        ]
+        # Line 1: a token is no candidate if its activation is too high, or not a number at all.
+        activation = torch.stack([row.activation for row in rows])  # (R, N)
+        sink_mask = ~torch.stack([row.finite for row in rows])
+        if options.sink_filter:
+            sink_mask = sink_mask | (activation > profile.sink_threshold)
+        candidates = ~sink_mask
+        if valid is not None:
+            is_valid = valid.reshape(num_rows, -1).bool()
+            sink_mask, candidates = sink_mask & is_valid, candidates & is_valid
+
+        num_candidates = candidates.sum(dim=-1)
+        directions = [row.directions for row in rows if row.directions is not None]
+        if directions:
+            max_groups = min(profile.num_groups, num_tokens)
+            any_moved = (torch.stack([row.moved for row in rows]) & candidates).any(dim=-1)
+            num_groups = torch.where(any_moved, max_groups, 1).minimum(num_candidates)
+            groups = group_tokens(directions, candidates, num_groups, max_groups, profile.seed)
+        else:
+            max_groups = 1
+            num_groups = num_candidates.clamp_max(1)
+            groups = torch.where(candidates, 0, -1)
+        signals = ImageSignals(
+            saliency=torch.stack([row.saliency for row in rows]),
+            groups=groups,
+            num_groups=num_groups,
+            sink_mask=sink_mask,
+            sink_activation=activation,
+            max_groups=max_groups,
+        )
+    return signals.map(lambda tensor: tensor.reshape((*lead, *tensor.shape[1:])))
+
+
+def _first_coordinates(states: Mapping[int, Tensor], layers: tuple[int, ...]) -> list[Tensor]:
+    """The first coordinate of each state needed, `(.., P)`, or a `ShapeError`."""
+    if missing := sorted(set(layers) - states.keys()):
+        raise ShapeError(f"states of layers {missing} are missing; needed are {list(layers)}")
+    shapes = sorted({tuple(states[layer].shape) for layer in layers})
+    if len(shapes) > 1 or any(len(shape) < 2 or 0 in shape for shape in shapes):
+        raise ShapeError(f"states must have one shape (.., N, d) and not be empty, got {shapes}")
+    return [states[layer][..., 0] for layer in layers]
+
+
+def _check_shapes(
+    per_patch: Sequence[Tensor], patches_per_token: int
+) -> tuple[tuple[int, ...], int]:
+    """Return the leading dimensions and N, or raise a `ShapeError`."""
+    shapes = sorted({tuple(values.shape) for values in per_patch})
+    if len(shapes) > 1:
+        raise ShapeError(f"saliency must have one value per patch of the states, got {shapes}")
+    *lead, num_patches = shapes[0]
+    if patches_per_token < 1 or num_patches % patches_per_token:
+        raise ShapeError(
+            f"patches_per_token must divide the number of patches, {num_patches}, "
+            f"got {patches_per_token}"
+        )
+    return tuple(lead), num_patches // patches_per_token
+
+
+def _check_sink_coordinate(profile: EncoderProfile, width: int) -> None:
+    if profile.sink_coordinate >= width:
+        raise ShapeError(
+            f"sink_coordinate must be below the width of the states, {width}, "
+            f"got {profile.sink_coordinate}; use the profile of this encoder"
+        )
