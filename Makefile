@@ -14,7 +14,7 @@ ARGS =
 
 PY := $(VENV)/bin/python
 PYTEST := $(PY) -m pytest
-SETUP := scripts/setup.py scripts/environment.py scripts/msdg-vllm-torchvision.pth pyproject.toml
+SETUP := scripts/setup.py scripts/environment.py scripts/msdg-vllm-torch-companions.pth pyproject.toml
 READY := $(VENV)/.ready-$(EXTRA)
 READY_DEV := $(READY)-dev
 

@@ -71,9 +71,9 @@ def test_the_set_up_and_the_package_accept_the_same_pythons() -> None:
 def test_the_wheel_holds_both_packages_their_types_and_the_start_up_file(
     wheel_names: list[str],
 ) -> None:
-    assert "msdg-vllm-torchvision.pth" in wheel_names
+    assert "msdg-vllm-torch-companions.pth" in wheel_names
     assert "msdg_vllm/py.typed" in wheel_names
     assert "server/endpoint.py" in wheel_names
     tops = {name.split("/")[0] for name in wheel_names}
     dist_info = f"msdg_vllm-{msdg_vllm.__version__}.dist-info"
-    assert tops == {"msdg_vllm", "server", "msdg-vllm-torchvision.pth", dist_info}
+    assert tops == {"msdg_vllm", "server", "msdg-vllm-torch-companions.pth", dist_info}
