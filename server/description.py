@@ -11,6 +11,8 @@ from vllm.engine.protocol import EngineClient
 import msdg_vllm
 from msdg_vllm.engine.encoder import profile_of
 from msdg_vllm.engine.explanations import LIFETIME_SECONDS, MAX_BYTES, MAX_REQUESTS
+from msdg_vllm.engine.processor import PruningProcessor
+from msdg_vllm.errors import SettingsError
 from msdg_vllm.request import METHODS, QUERY_MODES, SCOPES
 from msdg_vllm.settings import Settings
 
@@ -48,11 +50,17 @@ class PruningDescription(BaseModel):
 
 
 def describe(engine_client: EngineClient, model_name: str) -> PruningDescription:
-    """Describe the running server; raises `ProfileError` for an encoder without a profile."""
+    """Describe the running server; raises `SettingsError` if its model cannot be pruned."""
     settings = Settings.from_environment()
     model_config = engine_client.model_config
-    profile_name, profile = profile_of(model_config, settings)
     processor = engine_client.renderer.get_mm_processor()
+    if not isinstance(processor, PruningProcessor):
+        raise SettingsError(
+            f"{model_name} cannot be pruned: {type(processor).__name__} handles its images; "
+            f"supported are {', '.join(sorted(msdg_vllm.ARCHITECTURES))}. To serve it without "
+            "pruning start vLLM itself"
+        )
+    profile_name, profile = profile_of(model_config, settings)
     return PruningDescription(
         model=model_name,
         architecture=model_config.architecture,

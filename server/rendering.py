@@ -32,11 +32,11 @@ def install(renderer: OnlineRenderer, metrics: RequestMetrics) -> None:
     trusting.trust_request_mm_kwargs = True
 
     async def preprocess_chat(request: Any, messages: list[Any], *args: Any, **kwargs: Any) -> Any:
-        fields = pruning_fields(request)
-        own_kwargs = getattr(request, "mm_processor_kwargs", None)
         try:
+            fields = pruning_fields(request)
             if fields is None:
                 return await stock.preprocess_chat(request, messages, *args, **kwargs)
+            own_kwargs = getattr(request, "mm_processor_kwargs", None)
             validate_request_mm_kwargs(
                 mm_processor_kwargs=own_kwargs,
                 media_io_kwargs=getattr(request, "media_io_kwargs", None),
@@ -47,13 +47,14 @@ def install(renderer: OnlineRenderer, metrics: RequestMetrics) -> None:
                 **(own_kwargs or {}),
                 **{name: value for name, value in wishes.items() if value is not None},
             }
-            conversation, engine_inputs = await trusting.preprocess_chat(
-                request, messages, *args, **kwargs
-            )
+            try:
+                conversation, engine_inputs = await trusting.preprocess_chat(
+                    request, messages, *args, **kwargs
+                )
+            finally:
+                request.mm_processor_kwargs = own_kwargs
         except Exception as error:
             raise _as_bad_request(error, request) from error
-        finally:
-            request.mm_processor_kwargs = own_kwargs
         if isinstance(request, PruningFields):
             tokens = VisualTokens.sum(map(VisualTokens.of_input, engine_inputs))
             request.rendered(tokens)
