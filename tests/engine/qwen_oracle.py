@@ -1,0 +1,184 @@
+"""Qwen2.5-VL pruned with Hugging Face transformers and the literal reference of Algorithm 1."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import AutoProcessor, Qwen2_5_VLForConditionalGeneration
+from transformers.video_utils import VideoMetadata
+from transformers.vision_utils import get_vision_window_index
+
+from msdg_vllm.profiles import EncoderProfile
+from tests.engine.generation import Generated
+from tests.reference import select_reference
+
+FRAMES_PER_SECOND = 2.0
+
+
+@dataclass(frozen=True)
+class Medium:
+    """An image, or a video as an array of frames, and how much is kept of it for which query."""
+
+    content: Any
+    query: str
+    retention: float
+
+    @property
+    def is_video(self) -> bool:
+        return isinstance(self.content, np.ndarray)
+
+
+class QwenOracle:
+    """The same weights as the engine's, none of its code."""
+
+    def __init__(self, folder: Path) -> None:
+        self.model = Qwen2_5_VLForConditionalGeneration.from_pretrained(
+            folder, dtype=torch.float32
+        ).eval()
+        self.processor = AutoProcessor.from_pretrained(folder)
+        self.profile = EncoderProfile.load(folder / "msdg_profile.json")
+
+    @torch.no_grad()
+    def encode(
+        self, pixels: torch.Tensor, grid: torch.Tensor
+    ) -> tuple[dict[int, torch.Tensor], torch.Tensor]:
+        """States of one item by the layer they enter, in raster order of tokens, and its tokens."""
+        tower = self.model.model.visual
+        states: dict[int, torch.Tensor] = {}
+        hooks = [
+            block.register_forward_pre_hook(
+                lambda module, inputs, layer=layer: states.update({layer: inputs[0].clone()})
+            )
+            for layer, block in enumerate(tower.blocks)
+        ]
+        output = tower(pixels, grid_thw=grid[None])
+        for hook in hooks:
+            hook.remove()
+        states[len(tower.blocks)] = output.last_hidden_state
+        window_index, _ = get_vision_window_index(
+            grid[None], spatial_merge_size=2, window_size=tower.window_size, patch_size=14
+        )
+        raster = {}
+        for layer, state in states.items():
+            merged = torch.empty(len(window_index), 4, state.shape[-1])
+            merged[window_index] = state.view(-1, 4, state.shape[-1])
+            raster[layer] = merged.flatten(0, 1)
+        return raster, output.pooler_output
+
+    @torch.no_grad()
+    def keep(
+        self, states: dict[int, torch.Tensor], visual: torch.Tensor, medium: Medium
+    ) -> list[int]:
+        """Which tokens the method keeps."""
+        query_ids = self.processor.tokenizer.encode(medium.query, add_special_tokens=False)
+        embed = self.model.get_input_embeddings()
+        selection = select_reference(
+            {layer: states[layer].numpy() for layer in self.profile.layers},
+            visual.numpy(),
+            embed(torch.tensor(query_ids, dtype=torch.int64)).numpy(),
+            max(1, int(len(visual) * medium.retention + 0.5)),
+            self.profile,
+            patches_per_token=4,
+        )
+        assert selection.sinks or len(visual) < 10, "no sinks: the test would not see them"
+        assert selection.margin > 1, "a decision too close for float32: choose another picture"
+        return selection.keep
+
+    def inputs(self, prompt: str, media: Sequence[Medium]) -> Any:
+        """What Hugging Face's processor makes of a prompt and its images and videos."""
+        videos = [medium.content for medium in media if medium.is_video]
+        arguments: dict[str, Any] = {}
+        if videos:
+            arguments["videos"] = videos
+            arguments["video_metadata"] = [
+                VideoMetadata(
+                    total_num_frames=len(video),
+                    fps=FRAMES_PER_SECOND,
+                    frames_indices=list(range(len(video))),
+                )
+                for video in videos
+            ]
+        if images := [medium.content for medium in media if not medium.is_video]:
+            arguments["images"] = images
+        return self.processor(
+            text=[prompt], return_tensors="pt", return_mm_token_type_ids=True, **arguments
+        )
+
+    @torch.no_grad()
+    def generate(
+        self,
+        prompt: str,
+        media: Sequence[Medium],
+        *,
+        max_tokens: int = 6,
+        token_shift: tuple[int, int, int] = (0, 0, 0),
+        text_shift: int = 0,
+    ) -> Generated:
+        """Greedy answer to a prompt with pruned images or videos.
+
+        `token_shift` and `text_shift` put an error on the positions of the visual tokens, and of
+        the text behind them, for tests of the tests.
+        """
+        inputs = self.inputs(prompt, media)
+        model = self.model.model
+        rope_arguments = {
+            key: inputs[key]
+            for key in ("image_grid_thw", "video_grid_thw", "second_per_grid_ts")
+            if key in inputs
+        }
+        positions, _ = model.get_rope_index(
+            inputs["input_ids"], inputs["mm_token_type_ids"], **rope_arguments
+        )
+        positions = positions[:, 0].clone()  # (3, L)
+        ids = inputs["input_ids"][0]
+        embeddings = self.model.get_input_embeddings()(ids)
+        taken = torch.ones(len(ids), dtype=torch.bool)
+        kinds = inputs["mm_token_type_ids"][0]
+        last_visual = int(kinds.nonzero().max()) if kinds.any() else -1
+        positions[:, last_visual + 1 :] += text_shift
+        positions[:, kinds != 0] += torch.tensor(token_shift)[:, None]
+        for kind, pixels_name, grid_name in (
+            (1, "pixel_values", "image_grid_thw"),
+            (2, "pixel_values_videos", "video_grid_thw"),
+        ):
+            chosen = [medium for medium in media if medium.is_video == (kind == 2)]
+            if not chosen:
+                continue
+            spots = (kinds == kind).nonzero()[:, 0]
+            grids = inputs[grid_name]
+            pixels = inputs[pixels_name].split(grids.prod(-1).tolist())
+            places = spots.split((grids.prod(-1) // 4).tolist())
+            for medium, item_pixels, grid, place in zip(chosen, pixels, grids, places, strict=True):
+                states, visual = self.encode(item_pixels, grid)
+                kept = self.keep(states, visual, medium)
+                embeddings[place] = visual
+                taken[place] = False
+                taken[place[kept]] = True
+        return self._decode(ids[taken], embeddings[taken], positions[:, taken], max_tokens)
+
+    def _decode(
+        self,
+        ids: torch.Tensor,
+        embeddings: torch.Tensor,
+        positions: torch.Tensor,
+        max_tokens: int,
+    ) -> Generated:
+        """Greedy decoding that recomputes everything at every step."""
+        embed = self.model.get_input_embeddings()
+        token_ids: list[int] = []
+        logprobs: list[dict[int, float]] = []
+        for _ in range(max_tokens):
+            hidden = self.model.model.language_model(
+                inputs_embeds=embeddings[None], position_ids=positions[:, None]
+            ).last_hidden_state
+            step = self.model.lm_head(hidden[0, -1]).log_softmax(-1)
+            token_ids.append(int(step.argmax()))
+            logprobs.append(dict(enumerate(step.tolist())))
+            embeddings = torch.cat([embeddings, embed(torch.tensor(token_ids[-1:]))])
+            positions = torch.cat([positions, positions[:, -1:] + 1], dim=1)
+        return Generated(ids.tolist(), token_ids, logprobs)
