@@ -6,14 +6,22 @@ The alternative, scope `image`, is one run over the tokens of all tiles together
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import torch
 from vllm.utils.torch_utils import async_tensor_h2d
 
-from msdg_vllm.core import ImageSignals, analyze_image, num_kept_tokens, select_tokens
+from msdg_vllm.core import (
+    ImageSignals,
+    TokenScores,
+    analyze_image,
+    num_kept_tokens,
+    score_tokens,
+    take_tokens,
+)
 from msdg_vllm.engine.embedding import EncodedImages, PruningModel
 from msdg_vllm.engine.spec import PruningSpec
 from msdg_vllm.profiles import EncoderProfile
@@ -105,123 +113,200 @@ class TiledPruningModel(PruningModel):
         queries: Sequence[torch.Tensor],
     ) -> list[torch.Tensor]:
         assert isinstance(images, EncodedTiles)
-        count = len(images.layouts)
-        chosen = select_tile_tokens(
-            images, images.layouts, specs[:count], queries[:count], self.profile
-        )
-        visual = images.visual.split([layout.num_tiles for layout in images.layouts])
-        return [
-            tokens.flatten(0, 1)[indices] for tokens, indices in zip(visual, chosen, strict=True)
-        ]
+        positions = self.select_positions(images, specs, queries)
+        tokens = images.visual.split([layout.num_tiles for layout in images.layouts])
+        return [visual.flatten(0, 1)[kept] for visual, kept in zip(tokens, positions, strict=True)]
+
+    def select_positions(
+        self,
+        images: EncodedTiles,
+        specs: Sequence[PruningSpec],
+        queries: Sequence[torch.Tensor],
+    ) -> list[torch.Tensor]:
+        """Choose tokens, as positions among those of each image's tiles, in reading order."""
+        decisions = decide(images, specs, queries, self.profile)
+        images.states.clear()
+        positions = []
+        first_tile = 0
+        for layout, spec, decision in zip(images.layouts, specs, decisions, strict=False):
+            order = _to_device(layout.order, images.visual)
+            # A stable sort of a 0/1 key lists the kept tokens first, in reading order.
+            dropped = ~decision.kept.flatten()[order]
+            positions.append(order[dropped.to(torch.uint8).argsort(stable=True)[: spec.budget]])
+            if spec.explanation and images.grid is not None:
+                for tile in range(layout.num_tiles):
+                    self.explain(
+                        spec,
+                        images.grid,
+                        decision.kept[tile],
+                        decision.signals[tile],
+                        TokenScores(decision.scores.relevance[tile], decision.scores.score[tile]),
+                        None if images.pixels is None else images.pixels[first_tile + tile],
+                        tile,
+                    )
+            first_tile += layout.num_tiles
+        return positions
 
 
-def select_tile_tokens(
-    tiles: EncodedImages,
-    layouts: Sequence[TileLayout],
+@dataclass(frozen=True, slots=True)
+class TileDecision:
+    """What was decided about the tiles of one image; every tensor is `(tiles, N)`."""
+
+    kept: torch.Tensor
+    signals: ImageSignals
+    scores: TokenScores
+
+
+def decide(
+    images: EncodedTiles,
     specs: Sequence[PruningSpec],
     queries: Sequence[torch.Tensor],
     profile: EncoderProfile,
-) -> list[torch.Tensor]:
-    """Choose each image's tokens, as positions among the tokens of its tiles, in reading order.
+) -> list[TileDecision]:
+    """Decide which tokens of each image's tiles stay.
 
     Args:
-        tiles: The tiles of all images, one row each.
-        layouts: The layout of each image.
-        specs: What each image asks for.
+        images: The tiles of all images.
+        specs: What each image asks for; exactly `spec.budget` of its tokens are kept.
         queries: Query embeddings of each image, `(Q, D)`.
         profile: The settings for the encoder.
-
-    Returns:
-        One int64 tensor per image, of exactly `spec.budget` positions.
     """
-    device = tiles.visual.device
-    orders = [async_tensor_h2d(layout.order, device=device) for layout in layouts]
-    starts = _starts([layout.num_tiles for layout in layouts])
-    chosen: list[torch.Tensor | None] = [None] * len(specs)
-
-    per_tile = [i for i, spec in enumerate(specs) if spec.scope == "tile"]
+    ends = list(accumulate(layout.num_tiles for layout in images.layouts))
+    spans = [
+        (end - layout.num_tiles, end) for end, layout in zip(ends, images.layouts, strict=True)
+    ]
+    decisions: dict[int, TileDecision] = {}
+    per_tile = [i for i in range(len(spans)) if specs[i].scope == "tile"]
     if per_tile:
-        kept = _select_per_tile(
-            _rows_of(tiles, [(starts[i], starts[i + 1]) for i in per_tile]),
-            [layouts[i] for i in per_tile],
+        chosen = _decide_per_tile(
+            _rows(images, [spans[i] for i in per_tile]),
+            [images.layouts[i] for i in per_tile],
             [specs[i] for i in per_tile],
             [queries[i] for i in per_tile],
             profile,
         )
-        for i, mask in zip(per_tile, kept, strict=True):
-            # A stable sort of a 0/1 key lists the kept tokens first, in reading order.
-            first = (~mask[orders[i]]).to(torch.uint8).argsort(stable=True)
-            chosen[i] = orders[i][first[: specs[i].budget]]
-
-    for i, spec in enumerate(specs):
-        if spec.scope == "image":
-            whole = _rows_of(tiles, [(starts[i], starts[i + 1])])
-            states = {n: state.flatten(0, 1)[orders[i]] for n, state in whole.states.items()}
-            visual = whole.visual.flatten(0, 1)[orders[i]]
-            signals = analyze_image(states, profile)
-            chosen[i] = orders[i][select_tokens(signals, visual, queries[i], spec.budget)]
-    return [indices for indices in chosen if indices is not None]
+        decisions.update(zip(per_tile, chosen, strict=True))
+    for i, span in enumerate(spans):
+        if specs[i].scope == "image":
+            decisions[i] = _decide_as_one(
+                _rows(images, [span]), images.layouts[i], specs[i], queries[i], profile
+            )
+    return [decisions[i] for i in range(len(spans))]
 
 
-def _select_per_tile(
+def _decide_per_tile(
     tiles: EncodedImages,
     layouts: Sequence[TileLayout],
     specs: Sequence[PruningSpec],
     queries: Sequence[torch.Tensor],
     profile: EncoderProfile,
-) -> list[torch.Tensor]:
-    """Masks of the kept tokens of each image, `(tiles * N,)`: one analysis for all tiles."""
-    num_rows, num_tokens = tiles.visual.shape[:2]
-    valid = async_tensor_h2d(
-        torch.cat([layout.valid() for layout in layouts]), device=tiles.visual.device
-    )
+) -> list[TileDecision]:
+    """Run the method on every tile: one batch, but for questions and budgets that differ."""
+    visual = tiles.visual
+    valid = _to_device(torch.cat([layout.valid() for layout in layouts]), visual)
     signals = analyze_image(tiles.states, profile, valid=valid)
-    # Tiles with the same question and the same budget are one batch, whichever image they are of.
-    batches: defaultdict[tuple[tuple[int, ...], int], list[int]] = defaultdict(list)
-    query_of = {}
-    row = 0
-    for layout, spec, query in zip(layouts, specs, queries, strict=True):
-        query_of[spec.query_ids] = query
-        for share in layout.shares(spec.budget):
-            batches[spec.query_ids, share].append(row)
-            row += 1
+    counts = [layout.num_tiles for layout in layouts]
+    images = _split(signals, counts)
+    if len({spec.query_ids for spec in specs}) == 1:
+        scores = score_tokens(signals, visual, queries[0])
+    else:
+        parts = [
+            score_tokens(*image)
+            for image in zip(images, visual.split(counts), queries, strict=True)
+        ]
+        scores = TokenScores(
+            torch.cat([part.relevance for part in parts]), torch.cat([part.score for part in parts])
+        )
+    rows_of_share: defaultdict[int, list[int]] = defaultdict(list)
+    shares = [
+        s for layout, spec in zip(layouts, specs, strict=True) for s in layout.shares(spec.budget)
+    ]
+    for row, share in enumerate(shares):
+        rows_of_share[share].append(row)
     kept = torch.zeros_like(valid)
-    for (query_ids, share), rows in batches.items():
+    for share, rows in rows_of_share.items():
         if share == 0:
             continue
-        query = query_of[query_ids]
-        if len(rows) == num_rows:
-            indices = select_tokens(signals, tiles.visual, query, share)
-            kept.scatter_(1, indices, True)
+        if len(rows) == len(shares):
+            kept.scatter_(1, take_tokens(signals, scores, share), True)
             continue
-        batch = async_tensor_h2d(rows, device=valid.device, dtype=torch.int64)
-        indices = select_tokens(
-            _take(signals, batch), tiles.visual.index_select(0, batch), query, share
+        batch = _to_device(torch.tensor(rows), visual)
+        indices = take_tokens(
+            _take(signals, batch),
+            TokenScores(scores.relevance[batch], scores.score[batch]),
+            share,
         )
-        kept.view(-1).index_fill_(0, (indices + batch.unsqueeze(-1) * num_tokens).view(-1), True)
-    return list(kept.view(-1).split([layout.num_tiles * num_tokens for layout in layouts]))
+        kept[batch] = kept[batch].scatter(1, indices, True)
+    return [
+        TileDecision(mask, image, TokenScores(relevance, score))
+        for mask, image, relevance, score in zip(
+            kept.split(counts),
+            images,
+            scores.relevance.split(counts),
+            scores.score.split(counts),
+            strict=True,
+        )
+    ]
 
 
-def _take(signals: ImageSignals, rows: torch.Tensor) -> ImageSignals:
-    return signals.map(lambda tensor: tensor.index_select(0, rows))
+def _decide_as_one(
+    tiles: EncodedImages,
+    layout: TileLayout,
+    spec: PruningSpec,
+    query: torch.Tensor,
+    profile: EncoderProfile,
+) -> TileDecision:
+    """Run the method once, on the real tokens of all tiles in reading order."""
+    order = _to_device(layout.order, tiles.visual)
+    states = {n: state.flatten(0, 1)[order].unsqueeze(0) for n, state in tiles.states.items()}
+    signals = analyze_image(states, profile)
+    scores = score_tokens(signals, tiles.visual.flatten(0, 1)[order].unsqueeze(0), query)
+    kept = torch.zeros_like(signals.sink_mask)
+    kept.scatter_(1, take_tokens(signals, scores, spec.budget), True)
+
+    def spread(values: torch.Tensor, padding: float) -> torch.Tensor:
+        size = (layout.num_tiles * layout.tokens_per_tile,)
+        spread_out = values.new_full(size, padding).scatter(0, order, values.squeeze(0))
+        return spread_out.view(layout.num_tiles, layout.tokens_per_tile)
+
+    return TileDecision(
+        spread(kept, False),
+        ImageSignals(
+            saliency=spread(signals.saliency, 0.0),
+            groups=spread(signals.groups, -1),
+            num_groups=signals.num_groups.expand(layout.num_tiles),
+            sink_mask=spread(signals.sink_mask, False),
+            sink_activation=spread(signals.sink_activation, 0.0),
+            max_groups=signals.max_groups,
+        ),
+        TokenScores(spread(scores.relevance, 0.0), spread(scores.score, 0.0)),
+    )
 
 
-def _rows_of(tiles: EncodedImages, spans: Sequence[tuple[int, int]]) -> EncodedImages:
+def _rows(images: EncodedTiles, spans: Sequence[tuple[int, int]]) -> EncodedImages:
     """Some rows of a batch; the batch itself if they are all."""
-    if sum(stop - start for start, stop in spans) == tiles.visual.shape[0]:
-        return tiles
+    if sum(stop - start for start, stop in spans) == images.visual.shape[0]:
+        return images
 
     def take(tensor: torch.Tensor) -> torch.Tensor:
         return torch.cat([tensor[start:stop] for start, stop in spans])
 
     return EncodedImages(
-        states={layer: take(state) for layer, state in tiles.states.items()},
-        visual=take(tiles.visual),
+        states={layer: take(state) for layer, state in images.states.items()},
+        visual=take(images.visual),
     )
 
 
-def _starts(lengths: Iterable[int]) -> list[int]:
-    starts = [0]
-    for length in lengths:
-        starts.append(starts[-1] + length)
-    return starts
+def _split(signals: ImageSignals, counts: Sequence[int]) -> list[ImageSignals]:
+    ends = accumulate(counts)
+    return [
+        _take(signals, slice(end - count, end)) for end, count in zip(ends, counts, strict=True)
+    ]
+
+
+def _take(signals: ImageSignals, rows: slice | torch.Tensor) -> ImageSignals:
+    return signals.map(lambda tensor: tensor[rows])
+
+
+def _to_device(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    return async_tensor_h2d(tensor, device=like.device)

@@ -1,0 +1,108 @@
+"""LLaVA-NeXT: the whole image as one tile, and its parts as more tiles of a padded canvas."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from transformers.models.llava_next.modeling_llava_next import (
+    get_anyres_image_grid_shape,
+    unpad_image,
+)
+from vllm.model_executor.models.llava import LlavaDummyInputsBuilder
+from vllm.model_executor.models.llava_next import (
+    LlavaNextForConditionalGeneration,
+    LlavaNextMultiModalProcessor,
+    LlavaNextProcessingInfo,
+)
+from vllm.multimodal import MULTIMODAL_REGISTRY
+
+from msdg_vllm.engine.processor import PruningProcessor
+from msdg_vllm.engine.states import capture_states
+from msdg_vllm.engine.tiles import EncodedTiles, TiledPruningModel, TileLayout
+
+
+def layout_of(hf_config: Any, height: int, width: int) -> TileLayout:
+    """The tiles of an image: the base tile first, then the canvas that the others make up.
+
+    The canvas is read row by row across its tiles; padding is what stock cuts off it.
+    """
+    vision_config = hf_config.vision_config
+    side = vision_config.image_size // vision_config.patch_size
+    rows, columns = get_anyres_image_grid_shape(
+        (height, width), hf_config.image_grid_pinpoints, vision_config.image_size
+    )
+    num_tiles = 1 + rows * columns
+    positions = torch.arange(num_tiles * side * side)
+    base, rest = positions.tensor_split([side * side])
+    canvas = rest.view(rows, columns, side, side).transpose(1, 2)
+    canvas = canvas.reshape(rows * side, columns * side)
+    real = unpad_image(canvas.unsqueeze(0), (height, width))
+    return TileLayout.of_order(torch.cat([base, real.flatten()]), num_tiles, side * side)
+
+
+class PruningLlavaNextProcessor(PruningProcessor, LlavaNextMultiModalProcessor):
+    """LLaVA-NeXT's processor with a budget per tile."""
+
+    def num_visual_tokens(
+        self, items: Any, modality: str, index: int, kwargs: Mapping[str, object]
+    ) -> int:
+        size = items.get_image_size(index)
+        return int(self.info.get_num_image_tokens(image_width=size.width, image_height=size.height))
+
+    def budget(
+        self, items: Any, modality: str, index: int, kwargs: Mapping[str, object], retention: float
+    ) -> int:
+        size = items.get_image_size(index)
+        return layout_of(self.info.get_hf_config(), size.height, size.width).budget(retention)
+
+    def placeholder_ids(self) -> Mapping[int, str]:
+        return {self.info.get_hf_config().image_token_index: "image"}
+
+
+@MULTIMODAL_REGISTRY.register_processor(
+    PruningLlavaNextProcessor,
+    info=LlavaNextProcessingInfo,
+    dummy_inputs=LlavaDummyInputsBuilder,
+)
+class PruningLlavaNext(TiledPruningModel, LlavaNextForConditionalGeneration):
+    """LLaVA-NeXT that keeps the visual tokens its requests pay for."""
+
+    def encoder_blocks(self) -> Sequence[nn.Module]:
+        tower: Any = self.vision_tower
+        blocks: Sequence[nn.Module] = tower.vision_model.encoder.layers
+        return blocks
+
+    def tile_layout(self, kwargs: Mapping[str, Any], index: int) -> TileLayout:
+        # Sizes stay on the host, so reading one waits for no device.
+        height, width = kwargs["image_sizes"][index].tolist()
+        return layout_of(self.config, height, width)
+
+    def take_items(
+        self, kwargs: Mapping[str, Any], modality: str, indices: Sequence[int]
+    ) -> dict[str, Any]:
+        return {
+            # The HF processor fills images up to the tiles of the largest one in the call.
+            "pixel_values": [
+                kwargs["pixel_values"][i][: self.tile_layout(kwargs, i).num_tiles] for i in indices
+            ],
+            "image_sizes": torch.stack([kwargs["image_sizes"][i] for i in indices]),
+        }
+
+    def encode_items(self, kwargs: Mapping[str, Any], modality: str) -> Iterator[EncodedTiles]:
+        tower: Any = self.vision_tower
+        pixels = torch.cat(kwargs["pixel_values"])
+        with capture_states(self.encoder_blocks(), self.profile.layers) as states:
+            features: Any = self._image_pixels_to_features(tower, pixels)
+        patches = features.shape[1]
+        side = self.config.vision_config.image_size // self.config.vision_config.patch_size
+        yield EncodedTiles(
+            # The class token comes first and is no candidate.
+            states={layer: state[:, -patches:] for layer, state in states.items()},
+            visual=self.multi_modal_projector(features),
+            grid=(side, side),
+            pixels=pixels,
+            layouts=[self.tile_layout(kwargs, i) for i in range(len(kwargs["pixel_values"]))],
+        )

@@ -1,0 +1,169 @@
+"""Layouts of tiled images, and decisions over batches of tiles against the literal reference."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from msdg_vllm.engine.spec import PruningSpec
+from msdg_vllm.engine.tiles import EncodedTiles, TileLayout, decide
+from msdg_vllm.models.llava_next import layout_of
+from msdg_vllm.profiles import EncoderProfile
+from tests.reference import select_reference
+
+PROFILE = EncoderProfile(
+    direction_layers=(0, 3),
+    saliency_window=(1, 2),
+    sink_layer=1,
+    sink_coordinate=2,
+    sink_threshold=1.5,
+    num_groups=4,
+)
+PINPOINTS = [[336, 672], [672, 336], [672, 672], [1008, 336], [336, 1008]]
+
+
+def next_config(side: int = 24) -> Any:
+    vision_config = SimpleNamespace(image_size=14 * side, patch_size=14)
+    scale = 14 * side / 336
+    pinpoints = [[int(height * scale), int(width * scale)] for height, width in PINPOINTS]
+    return SimpleNamespace(vision_config=vision_config, image_grid_pinpoints=pinpoints)
+
+
+def whole_tiles(num_tiles: int, num_tokens: int) -> TileLayout:
+    return TileLayout.of_order(torch.arange(num_tiles * num_tokens), num_tiles, num_tokens)
+
+
+@pytest.mark.parametrize(("retention", "budget"), [(0.056, 160), (0.111, 320), (0.222, 640)])
+@pytest.mark.parametrize("size", [(480, 640), (672, 672), (2000, 3000)])
+def test_five_tiles_have_the_budgets_of_the_paper(
+    retention: float, budget: int, size: tuple[int, int]
+) -> None:
+    assert layout_of(next_config(), *size).budget(retention) == budget
+
+
+def test_the_canvas_is_read_across_its_tiles() -> None:
+    layout = layout_of(next_config(side=2), 56, 56)  # 2 x 2 tiles of 2 x 2 tokens
+    assert layout.order.tolist() == [
+        *(0, 1, 2, 3),  # the base tile
+        *(4, 5, 8, 9),  # the upper rows of the upper tiles
+        *(6, 7, 10, 11),
+        *(12, 13, 16, 17),
+        *(14, 15, 18, 19),
+    ]
+
+
+def test_padding_is_no_part_of_the_layout() -> None:
+    layout = layout_of(next_config(), 30, 1000)
+    assert layout.tile_sizes == (576, 48, 48, 48)
+    assert layout.num_tokens == 720 == layout.budget(1.0)
+    assert layout.valid().sum(dim=1).tolist() == [576, 48, 48, 48]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "budget", "shares"),
+    [
+        ((576, 48, 48, 48), 256, [112, 48, 48, 48]),
+        ((576, 336, 576, 336), 1384, [356, 336, 356, 336]),
+        ((576, 0), 128, [128, 0]),
+        ((10, 4, 9), 18, [8, 4, 6]),
+        ((10, 4, 9), 23, [10, 4, 9]),
+        ((5, 5, 5), 7, [3, 2, 2]),
+    ],
+)
+def test_what_a_tile_cannot_use_goes_where_most_is_left(
+    sizes: tuple[int, ...], budget: int, shares: list[int]
+) -> None:
+    assert TileLayout(576, sizes, torch.arange(0)).shares(budget) == shares
+
+
+@given(st.data())
+def test_shares_add_up_and_fit(data: st.DataObject) -> None:
+    sizes = tuple(data.draw(st.lists(st.integers(0, 30), min_size=1, max_size=6).filter(any)))
+    budget = data.draw(st.integers(1, sum(sizes)))
+    shares = TileLayout(30, sizes, torch.arange(0)).shares(budget)
+    assert sum(shares) == budget
+    assert all(0 <= share <= size for share, size in zip(shares, sizes, strict=True))
+    # No tile gets more than its part while another that could use it gets less than its own.
+    part = budget // len(sizes)
+    assert all(share >= min(part, size) for share, size in zip(shares, sizes, strict=True))
+
+
+def encoded(layouts: list[TileLayout], seed: int = 0) -> EncodedTiles:
+    generator = torch.Generator().manual_seed(seed)
+    rows, num_tokens = sum(layout.num_tiles for layout in layouts), layouts[0].tokens_per_tile
+    return EncodedTiles(
+        states={n: torch.randn(rows, num_tokens, 16, generator=generator) for n in range(4)},
+        visual=torch.randn(rows, num_tokens, 16, generator=generator),
+        layouts=layouts,
+    )
+
+
+def test_decisions_equal_the_reference_tile_by_tile() -> None:
+    config = next_config(side=6)
+    layouts = [layout_of(config, 480, 640), layout_of(config, 30, 1000), layout_of(config, 84, 84)]
+    images = encoded(layouts)
+    queries = [torch.randn(3, 16), torch.randn(5, 16), torch.zeros(0, 16)]
+    specs = [
+        PruningSpec(budget=40, num_tokens=0, query_ids=(1, 2, 3)),
+        PruningSpec(budget=30, num_tokens=0, query_ids=(4, 5, 6, 7, 8)),
+        PruningSpec(budget=25, num_tokens=0, scope="image"),
+    ]
+    first, second, third = decide(images, specs, queries, PROFILE)
+    start = 0
+    for decision, layout, spec, query in zip(
+        (first, second), layouts, specs, queries, strict=False
+    ):
+        shares = layout.shares(spec.budget)
+        assert decision.kept.sum(dim=1).tolist() == shares
+        for tile, share in enumerate(shares):
+            if share:
+                expected = select_reference(
+                    {n: images.states[n][start + tile].numpy() for n in PROFILE.layers},
+                    images.visual[start + tile].numpy(),
+                    query.numpy(),
+                    share,
+                    PROFILE,
+                    valid=layout.valid()[tile].numpy(),
+                )
+                assert decision.kept[tile].nonzero().flatten().tolist() == expected.keep
+        start += layout.num_tiles
+    order = layouts[2].order
+    expected = select_reference(
+        {n: images.states[n][start:].flatten(0, 1)[order].numpy() for n in PROFILE.layers},
+        images.visual[start:].flatten(0, 1)[order].numpy(),
+        queries[2].numpy(),
+        25,
+        PROFILE,
+    )
+    assert third.kept.flatten()[order].nonzero().flatten().tolist() == expected.keep
+    assert expected.sinks  # the case has sinks
+    assert third.kept.sum() == 25
+
+
+def test_a_decision_does_not_depend_on_the_images_beside_it() -> None:
+    layouts = [whole_tiles(2, 36), whole_tiles(5, 36), whole_tiles(1, 36)]
+    images = encoded(layouts, seed=3)
+    queries = [torch.randn(4, 16), torch.randn(2, 16), torch.randn(7, 16)]
+    specs = [
+        PruningSpec(budget=12, num_tokens=0, query_ids=(1,)),
+        PruningSpec(budget=30, num_tokens=0, query_ids=(2,)),
+        PruningSpec(budget=9, num_tokens=0, query_ids=(3,)),
+    ]
+    together = decide(images, specs, queries, PROFILE)
+    start = 0
+    for index, layout in enumerate(layouts):
+        rows = slice(start, start + layout.num_tiles)
+        alone = EncodedTiles(
+            states={n: state[rows] for n, state in images.states.items()},
+            visual=images.visual[rows],
+            layouts=[layout],
+        )
+        (decision,) = decide(alone, [specs[index]], [queries[index]], PROFILE)
+        assert torch.equal(decision.kept, together[index].kept)
+        assert torch.equal(decision.scores.score, together[index].scores.score)
+        start += layout.num_tiles
