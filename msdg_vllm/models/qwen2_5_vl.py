@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from vllm.config import MultiModalConfig, VllmConfig
+from vllm.config import VllmConfig
 from vllm.logger import init_logger
 from vllm.model_executor.models.qwen2_5_vl import (
     Qwen2_5_VLDummyInputsBuilder,
@@ -35,7 +35,8 @@ from msdg_vllm.engine.spec import PruningSpec, field_name
 from msdg_vllm.engine.states import capture_states
 from msdg_vllm.errors import RequestError, SettingsError
 
-logger = init_logger(__name__)
+# Below "vllm", because vLLM configures that logger and no other.
+logger = init_logger(f"vllm.{__name__}")
 
 _PIXELS = {"image": "pixel_values", "video": "pixel_values_videos"}
 _GRID = {"image": "image_grid_thw", "video": "video_grid_thw"}
@@ -66,8 +67,9 @@ class _Patches:
         return pixels.reshape(3, frames * rows * self.merge_size * side, -1)
 
 
-def check_mm_config(mm_config: MultiModalConfig) -> None:
-    """Refuse options under which pruned answers would be wrong."""
+def check_config(vllm_config: VllmConfig) -> None:
+    """Raise `SettingsError` for options under which pruned answers would be wrong."""
+    mm_config = vllm_config.model_config.get_multimodal_config()
     if mm_config.video_pruning_rate:
         raise SettingsError(
             f"--video-pruning-rate {mm_config.video_pruning_rate} and msdg-vllm would both prune "
@@ -81,10 +83,6 @@ def check_mm_config(mm_config: MultiModalConfig) -> None:
             f"{_WITHOUT_PRUNING}"
         )
 
-
-def check_config(vllm_config: VllmConfig) -> None:
-    """Refuse, before any weight is loaded, what would make pruned answers wrong."""
-    check_mm_config(vllm_config.model_config.get_multimodal_config())
     if (num_stages := vllm_config.parallel_config.pipeline_parallel_size) > 1:
         raise SettingsError(
             f"--pipeline-parallel-size {num_stages} cannot prune Qwen2.5-VL: positions of kept "
@@ -103,9 +101,8 @@ class PruningQwen2_5_VLProcessor(PruningProcessor, Qwen2_5_VLMultiModalProcessor
 
     modalities = ("image", "video")
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        check_mm_config(self.info.ctx.get_mm_config())
+    def check_config(self, vllm_config: VllmConfig) -> None:
+        check_config(vllm_config)
 
     def num_visual_tokens(
         self, items: Any, modality: str, index: int, kwargs: Mapping[str, object]
