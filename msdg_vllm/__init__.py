@@ -9,6 +9,8 @@ __version__ = "0.1.0"
 ARCHITECTURES = {
     "LlavaForConditionalGeneration": "msdg_vllm.models.llava:PruningLlava",
     "LlavaNextForConditionalGeneration": "msdg_vllm.models.llava_next:PruningLlavaNext",
+    "MGMLlamaForCausalLM": "msdg_vllm.models.mini_gemini.pruning:PruningMiniGemini",
+    "MiniGeminiLlamaForCausalLM": "msdg_vllm.models.mini_gemini.pruning:PruningMiniGemini",
     "Qwen2_5_VLForConditionalGeneration": "msdg_vllm.models.qwen2_5_vl:PruningQwen2_5_VL",
 }
 """Architectures this plugin serves, with the class that replaces vLLM's."""
@@ -21,12 +23,14 @@ def register() -> None:
 
     from msdg_vllm.engine.compat import check_vllm
     from msdg_vllm.engine.worker import install
+    from msdg_vllm.models.mini_gemini.config import register_configs
     from msdg_vllm.settings import Settings
 
     check_vllm()
     Settings.from_environment()
     for architecture, model_class in ARCHITECTURES.items():
         ModelRegistry.register_model(architecture, model_class)
+    register_configs()
     install()
     # Not `register()`: it warns about every mode that exists already.
     RENDERER_REGISTRY.renderers["hf"] = ("msdg_vllm.engine.renderer", "PruningRenderer")

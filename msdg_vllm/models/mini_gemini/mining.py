@@ -1,0 +1,81 @@
+"""Patch info mining: each token takes what it needs from the high-resolution square behind it.
+
+A token attends to the positions of its own square alone, so any subset of tokens can be mined,
+with the same result for each as when all are.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+
+class NormedLinear(nn.Sequential):
+    """A layer norm and a linear layer behind it."""
+
+    def __init__(self, width_in: int, width_out: int) -> None:
+        super().__init__(nn.LayerNorm(width_in), nn.Linear(width_in, width_out))
+
+    @property
+    def norm(self) -> nn.LayerNorm:
+        """The layer norm."""
+        norm = self[0]
+        assert isinstance(norm, nn.LayerNorm)
+        return norm
+
+    @property
+    def linear(self) -> nn.Linear:
+        """The linear layer."""
+        linear = self[1]
+        assert isinstance(linear, nn.Linear)
+        return linear
+
+
+def squares_of(maps: torch.Tensor, side: int) -> torch.Tensor:
+    """View high-resolution maps as the squares behind the tokens.
+
+    Args:
+        maps: `(.., C, H, W)`, H = W a multiple of `side`.
+        side: Tokens along one side.
+
+    Returns:
+        `(.., side, side, cell, cell, C)`: rows and columns of tokens, then of positions.
+    """
+    cell = maps.shape[-1] // side
+    squares = maps.unflatten(-1, (side, cell)).unflatten(-3, (side, cell))
+    return squares.movedim(-5, -1).transpose(-4, -3)
+
+
+class PatchInfoMining(nn.Module):
+    """One-headed attention of each token over its square, added to the token.
+
+    Written with the key and the value projection moved off the positions: the terms of the key
+    that are the same for all positions cancel in the softmax, and the weights of the softmax add
+    up to one, so the value projection can follow the sum. For CLIP-ViT-L and ConvNeXt-Large that
+    is a sixtieth of the arithmetic, and no key or value per position is ever stored.
+    """
+
+    def __init__(self, width: int, width_aux: int) -> None:
+        super().__init__()
+        self.vlm_uni_query_projector = NormedLinear(width, width)
+        self.vlm_uni_aux_projector = NormedLinear(width_aux, width)
+        self.vlm_uni_val_projector = NormedLinear(width_aux, width)
+
+    def forward(self, tokens: torch.Tensor, squares: torch.Tensor) -> torch.Tensor:
+        """Return the filled tokens, `(.., d)`.
+
+        Args:
+            tokens: CLIP features, `(.., d)`.
+            squares: What lies behind each, `(.., positions, C)`.
+        """
+        key, value = self.vlm_uni_aux_projector, self.vlm_uni_val_projector
+        queries = self.vlm_uni_query_projector(tokens)  # (.., d)
+        positions = functional.layer_norm(squares, squares.shape[-1:], eps=key.norm.eps)
+        weights = (queries @ key.linear.weight) * key.norm.weight  # (.., C)
+        logits = (positions @ weights.unsqueeze(-1)).squeeze(-1) / queries.shape[-1] ** 0.5
+        attention = logits.float().nan_to_num().softmax(dim=-1).to(positions.dtype)
+        mined = (attention.unsqueeze(-2) @ positions).squeeze(-2)  # (.., C)
+        mined = mined * value.norm.weight + value.norm.bias
+        filled: torch.Tensor = tokens + value.linear(mined)
+        return filled
