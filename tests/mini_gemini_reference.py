@@ -50,6 +50,7 @@ class MiniGeminiReference:
         clip: Path | None = None,
         convnext: Path | None = None,
     ) -> None:
+        self.folder = folder
         self.config = json.loads((folder / "config.json").read_text())
         self.profile = profile
         weights = load_file(folder / "model.safetensors")
@@ -102,13 +103,9 @@ class MiniGeminiReference:
     def pixels(self, image: Image.Image) -> tuple[torch.Tensor, torch.Tensor]:
         """High-resolution pixels `(1, 3, S, S)`, and tiles `(T, 3, s, s)`, the whole one last."""
         side = max(image.size)
-        square = ImageOps.pad(
-            image.convert("RGB"), (side, side), color=(122, 116, 104), centering=(0.5, 0.5)
-        )
-        if side != min(image.size):
-            # ImageOps.pad rounds the place of the picture; the authors cut off.
-            square = Image.new("RGB", (side, side), (122, 116, 104))
-            square.paste(image, ((side - image.width) // 2, (side - image.height) // 2))
+        left, top = (side - image.width) // 2, (side - image.height) // 2
+        border = (left, top, side - image.width - left, side - image.height - top)
+        square = ImageOps.expand(image.convert("RGB"), border, fill=(122, 116, 104))
         size, tile = self.config["image_size_aux"], self.config["vision_config"]["image_size"]
         processor = CLIPImageProcessorPil(
             size={"height": size, "width": size}, crop_size={"height": size, "width": size}

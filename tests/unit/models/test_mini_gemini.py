@@ -53,6 +53,13 @@ def prepared(published: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return target
 
 
+@pytest.fixture(scope="module", params=["base", "hd"])
+def reference(
+    request: pytest.FixtureRequest, published: Path, published_hd: Path
+) -> MiniGeminiReference:
+    return MiniGeminiReference(published_hd if request.param == "hd" else published, PROFILE)
+
+
 def config_of(folder: Path) -> MGMConfig:
     register_configs()
     config = AutoConfig.from_pretrained(folder)
@@ -155,14 +162,10 @@ def test_mining_kept_tokens_equals_keeping_mined_tokens() -> None:
 
 
 @pytest.mark.parametrize("kind", SIZES)
-@pytest.mark.parametrize("hd", [False, True])
-def test_pixels_equal_the_reference(
-    published: Path, published_hd: Path, hd: bool, kind: str
-) -> None:
-    folder = published_hd if hd else published
+def test_pixels_equal_the_reference(reference: MiniGeminiReference, kind: str) -> None:
     image = picture_of(kind, 3)
-    high, tiles = MiniGeminiReference(folder, PROFILE).pixels(image)
-    features = MiniGeminiImages(config_of(folder))(images=[image])
+    high, tiles = reference.pixels(image)
+    features = MiniGeminiImages(config_of(reference.folder))(images=[image])
     torch.testing.assert_close(features["pixel_values_aux"], high, rtol=0, atol=1e-5)
     # Inside the product the whole image comes first, as the language model reads it.
     expected = torch.cat([tiles[-1:], tiles[:-1]])
