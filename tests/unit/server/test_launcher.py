@@ -1,14 +1,24 @@
-"""Which plugins the launcher leaves switched on."""
+"""What the launcher makes of its options, and which plugins it leaves switched on."""
 
 from __future__ import annotations
 
+import json
+import os
+from argparse import Namespace
 from importlib.metadata import EntryPoint
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from server import launcher
-from server.launcher import enable_plugin
+from server.launcher import (
+    apply_options,
+    check_architecture,
+    check_frontend,
+    enable_plugin,
+    make_parser,
+)
 
 POINTS = {
     "vllm.general_plugins": ["msdg", "bart"],
@@ -45,3 +55,69 @@ def test_a_missing_installation_is_named(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(launcher, "entry_points", nothing)
     with pytest.raises(ValueError, match="pip install"):
         enable_plugin({})
+
+
+@pytest.fixture(scope="module")
+def parser() -> Any:
+    return make_parser()
+
+
+def test_options_become_the_environment_of_all_processes(parser: Any) -> None:
+    options = parser.parse_args(["--default-retention", "0.25", "--query-mode", "none"])
+    environment: dict[str, str] = {}
+    apply_options(options, environment)
+    assert environment == {"MSDG_DEFAULT_RETENTION": "0.25", "MSDG_QUERY_MODE": "none"}
+    # vLLM hands all options on to its own processes; it must not meet ours.
+    assert not {"default_retention", "query_mode", "profile"} & vars(options).keys()
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        (["--default-retention", "0"], "retention must be in (0, 1], got '0'"),
+        (["--default-retention", "nan"], "retention must be in (0, 1], got 'nan'"),
+        (["--default-retention", "much"], "retention must be in (0, 1], got 'much'"),
+        (["--query-mode", "first-turn"], "invalid choice: 'first-turn'"),
+    ],
+)
+def test_wrong_options_are_refused(
+    parser: Any, capsys: pytest.CaptureFixture[str], options: list[str], complaint: str
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        parser.parse_args(options)
+    assert ended.value.code == 2
+    assert complaint in capsys.readouterr().err
+
+
+def test_wrong_variables_are_refused(parser: Any) -> None:
+    with pytest.raises(ValueError, match="MSDG_DEFAULT_RETENTION='2'"):
+        apply_options(parser.parse_args([]), {"MSDG_DEFAULT_RETENTION": "2"})
+
+
+def test_a_missing_profile_is_refused(parser: Any) -> None:
+    with pytest.raises(ValueError, match=r"missing\.json"):
+        apply_options(parser.parse_args(["--profile", "missing.json"]), {})
+
+
+@pytest.mark.parametrize(
+    "overrides", [[], ["--hf-overrides", '{"architectures": ["MistralForCausalLM"]}']]
+)
+def test_a_model_that_cannot_be_pruned_is_refused(
+    parser: Any, tmp_path: Path, overrides: list[str]
+) -> None:
+    config = {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    options = parser.parse_args(["--model", str(tmp_path), *overrides])
+    with pytest.raises(ValueError, match=r"ForCausalLM, which cannot be pruned.*LlavaFor"):
+        check_architecture(options)
+
+
+def test_front_ends_without_plugins_are_refused(
+    parser: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check_frontend(Namespace(grpc=False))
+    with pytest.raises(ValueError, match="--grpc"):
+        check_frontend(parser.parse_args(["--grpc"]))
+    monkeypatch.setitem(os.environ, "VLLM_USE_RUST_FRONTEND", "1")
+    with pytest.raises(ValueError, match="VLLM_USE_RUST_FRONTEND"):
+        check_frontend(Namespace(grpc=False))
