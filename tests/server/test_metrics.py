@@ -1,0 +1,86 @@
+"""Prometheus metrics: what a few known requests add."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.pictures import picture_of
+from tests.server.running import MODEL, ROOT, Server, chat_body, image_part, user
+
+LABEL = f'model_name="{MODEL}"'
+QUESTION = "How many green stars are there?"
+
+
+def added(before: dict[str, float], after: dict[str, float]) -> dict[str, float]:
+    """What changed among our metrics."""
+    ours = {name for name in after if name.startswith("msdg_") and "_created" not in name}
+    return {name: change for name in ours if (change := after[name] - before.get(name, 0))}
+
+
+def test_requests_are_counted(server: Server) -> None:
+    before = server.metrics()
+    pictures = [image_part(picture_of("square", seed)) for seed in (200, 201)]
+    for body in (
+        chat_body(user(QUESTION, *pictures), retention=0.111),
+        chat_body(user(QUESTION, pictures[0]), retention=1.0),
+        chat_body(user(QUESTION), retention=0.111),
+        chat_body(user(QUESTION, pictures[0]), retention=2),
+    ):
+        server.post("/v1/chat/completions", body)
+    changes = added(before, server.metrics())
+    seconds = changes.pop(f"msdg_selection_seconds_sum{{{LABEL}}}")
+    runs = changes.pop(f"msdg_selection_seconds_count{{{LABEL}}}")
+    changes = {name: change for name, change in changes.items() if "seconds_bucket" not in name}
+    assert 0 < seconds < 60
+    assert changes.pop(f"msdg_encoder_runs_total{{{LABEL}}}") == runs
+    retention = "msdg_request_retention_ratio"
+    assert changes.pop(f"{retention}_sum{{{LABEL}}}") == pytest.approx(1 + 128 / 1152)
+    assert changes == {
+        f"msdg_visual_tokens_total{{{LABEL}}}": 3 * 576,
+        f"msdg_visual_tokens_kept_total{{{LABEL}}}": 128 + 576,
+        f'msdg_images_total{{{LABEL},pruned="true"}}': 2,
+        f'msdg_images_total{{{LABEL},pruned="false"}}': 1,
+        f"msdg_encoder_images_total{{{LABEL}}}": 2,
+        **{
+            f'{retention}_bucket{{le="{bound}",{LABEL}}}': 1
+            for bound in (0.15, 0.25, 0.35, 0.5, 0.75, 0.99)
+        },
+        f'{retention}_bucket{{le="1.0",{LABEL}}}': 2,
+        f'{retention}_bucket{{le="+Inf",{LABEL}}}': 2,
+        f"{retention}_count{{{LABEL}}}": 2,
+    }
+
+
+def test_a_repeated_request_runs_no_encoder(server: Server) -> None:
+    body = chat_body(user(QUESTION, image_part(picture_of("square", 202))), retention=0.111)
+    server.post("/v1/chat/completions", body)
+    before = server.metrics()
+    server.post("/v1/chat/completions", body)
+    changes = added(before, server.metrics())
+    assert f"msdg_encoder_images_total{{{LABEL}}}" not in changes
+    assert changes[f'msdg_images_total{{{LABEL},pruned="true"}}'] == 1
+
+
+def test_the_page_is_valid_and_keeps_what_vllm_shows(server: Server) -> None:
+    families = list(text_string_to_metric_families(server.get("/metrics").text))
+    names = [family.name for family in families]
+    assert len(names) == len(set(names))
+    assert {"vllm:num_requests_running", "http_requests"} <= set(names)
+
+
+def test_every_metric_is_defined_once_in_the_docs(server: Server) -> None:
+    families = text_string_to_metric_families(server.get("/metrics").text)
+    shown = {
+        family.name + ("_total" if family.type == "counter" else "")
+        for family in families
+        if family.name.startswith("msdg_") and not family.name.endswith("_created")
+    }
+    headings = [
+        line.split("`")[1]
+        for line in Path(ROOT, "docs/metrics.md").read_text().splitlines()
+        if line.startswith("| `msdg_")
+    ]
+    assert sorted(shown) == sorted(headings)

@@ -1,0 +1,96 @@
+"""Servers with other options: defaults of the operator, several API processes, stock vLLM."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.pictures import picture_of
+from tests.server.running import ROOT, Server, chat_body, image_part, running_server, user
+
+QUESTION = "Read the code on the sign."
+CHAT = "/v1/chat/completions"
+
+
+@pytest.fixture(scope="module")
+def several(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """Two API server processes with defaults of their own."""
+    log = tmp_path_factory.mktemp("several") / "server.log"
+    options = ("--api-server-count=2", "--default-retention=0.222", "--query-mode=none")
+    with running_server(checkpoint, log, *options) as running:
+        yield running
+
+
+def test_the_operators_defaults_hold(several: Server) -> None:
+    described = several.get("/v1/pruning").json()
+    assert described["default_retention"] == 0.222
+    assert described["default_query_mode"] == "none"
+    message = user(QUESTION, image_part(picture_of("square")))
+    for fields, kept in (({}, 128), ({"retention": None}, 128), ({"retention": 1.0}, 576)):
+        usage = several.post(CHAT, chat_body(message, **fields)).json()["usage"]
+        assert usage["prompt_tokens_details"]["visual_tokens"] == kept
+
+
+def test_every_process_knows_every_explanation(several: Server) -> None:
+    # Each request opens a connection, and the kernel deals connections out to the processes.
+    for seed in range(6):
+        message = user(QUESTION, image_part(picture_of("square", seed)))
+        answer = several.post(CHAT, chat_body(message, pruning={"explain": True})).json()
+        for _ in range(4):
+            explanation = several.get(f"/v1/pruning/{answer['pruning']['id']}")
+            assert explanation.status_code == 200
+            assert len(explanation.json()["images"][0]["kept"]) == 128
+
+
+def test_every_process_shows_the_same_counters(several: Server) -> None:
+    names = [
+        f'{name}{{model_name="tiny-llava"}}'
+        for name in (
+            "msdg_visual_tokens_total",
+            "msdg_visual_tokens_kept_total",
+            "msdg_encoder_images_total",
+            "msdg_selection_seconds_count",
+        )
+    ]
+    before = several.metrics()
+    for seed in range(20, 32):
+        message = user(QUESTION, image_part(picture_of("square", seed)))
+        several.post(CHAT, chat_body(message, retention=0.111))
+    for _ in range(6):
+        after = several.metrics()
+        total, kept, encoded, runs = (after[name] - before.get(name, 0) for name in names)
+        assert (total, kept, encoded) == (12 * 576, 12 * 64, 12)
+        assert runs == 12
+
+
+def test_both_processes_answer(several: Server) -> None:
+    log = several.log.read_text(errors="replace")
+    assert "ApiServer_0" in log
+    assert "ApiServer_1" in log
+
+
+def test_stock_vllm_warns_that_it_ignores_the_fields(checkpoint: Path, tmp_path: Path) -> None:
+    log = tmp_path / "stock.log"
+    module = "vllm.entrypoints.openai.api_server"
+    with running_server(checkpoint, log, module=module) as stock:
+        assert stock.get("/v1/pruning").status_code == 404
+    text = log.read_text(errors="replace")
+    assert "ignores `retention` and `pruning`" in text
+    assert "python -m server" in text
+
+
+def test_a_wrong_option_ends_the_start_with_one_sentence(checkpoint: Path) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-m", "server", "--model", str(checkpoint), "--default-retention", "0"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert ended.returncode == 2
+    assert "retention must be in (0, 1], got '0'" in ended.stderr.splitlines()[-1]
