@@ -10,7 +10,7 @@ from argparse import Namespace
 from http import HTTPStatus
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, FastAPI, Path, Request
+from fastapi import APIRouter, Depends, FastAPI, HTTPException, Path, Request
 from fastapi.responses import JSONResponse, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.datastructures import State
@@ -58,7 +58,10 @@ _ERRORS: dict[int | str, dict[str, Any]] = {
 _STREAM: dict[int | str, dict[str, Any]] = {
     HTTPStatus.OK.value: {"content": {"text/event-stream": {}}}
 }
-_NOT_FOUND: dict[int | str, dict[str, Any]] = {HTTPStatus.NOT_FOUND.value: {"model": ErrorResponse}}
+_EXPLANATION_ERRORS: dict[int | str, dict[str, Any]] = {
+    status.value: {"model": ErrorResponse}
+    for status in (HTTPStatus.NOT_FOUND, HTTPStatus.SERVICE_UNAVAILABLE)
+}
 
 ExplanationId = Annotated[
     str, Path(description="`pruning.id` of a response whose request set `pruning.explain`.")
@@ -129,7 +132,7 @@ async def show_pruning(raw_request: Request) -> PruningDescription:
     return description
 
 
-@router.get("/v1/pruning/{explanation_id}", responses=_NOT_FOUND)
+@router.get("/v1/pruning/{explanation_id}", responses=_EXPLANATION_ERRORS)
 async def show_explanation(explanation_id: ExplanationId, raw_request: Request) -> Explanation:
     """Return what was kept of each image of an explained request, and why."""
     tiles = await _tiles_of(explanation_id, raw_request, with_pictures=False)
@@ -139,7 +142,7 @@ async def show_explanation(explanation_id: ExplanationId, raw_request: Request) 
 @router.get(
     "/v1/pruning/{explanation_id}/overlay.png",
     response_class=Response,
-    responses={HTTPStatus.OK.value: {"content": {"image/png": {}}}, **_NOT_FOUND},
+    responses={HTTPStatus.OK.value: {"content": {"image/png": {}}}, **_EXPLANATION_ERRORS},
 )
 async def show_overlay(explanation_id: ExplanationId, raw_request: Request) -> Response:
     """Return the images of an explained request with the discarded patches greyed out."""
@@ -155,9 +158,14 @@ async def _tiles_of(
     except ValueError:
         key = 0
     if 0 < key < 2**63:
-        answers = await ask_workers(
-            raw_request.app.state.engine_client, "msdg_explanation", key, with_pictures
-        )
+        try:
+            answers = await ask_workers(
+                raw_request.app.state.engine_client, "msdg_explanation", key, with_pictures
+            )
+        except TimeoutError:
+            raise HTTPException(
+                HTTPStatus.SERVICE_UNAVAILABLE, "the engine is too busy to answer; ask again later"
+            ) from None
         for tiles in (tiles for answer in answers for tiles in answer if tiles):
             return list(tiles)
     raise VLLMNotFoundError(

@@ -12,6 +12,7 @@ from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 from vllm.engine.protocol import EngineClient
 from vllm.logger import init_logger
+from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.metrics.prometheus import get_prometheus_registry
 
 from msdg_vllm.engine.statistics import SECONDS_BUCKETS
@@ -82,8 +83,8 @@ class WorkerMetrics(Collector):
             answers = await ask_workers(
                 self._engine_client, "msdg_statistics", timeout=_SCRAPE_TIMEOUT_SECONDS
             )
-        except TimeoutError:
-            logger.debug("The workers did not report their statistics in time.")
+        except (TimeoutError, EngineDeadError) as error:
+            logger.debug("The workers did not report their statistics: %r", error)
             return
         # Tensor-parallel ranks do the same work: one of them speaks for the engine.
         self._totals = [

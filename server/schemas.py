@@ -214,14 +214,20 @@ def pruning_fields(request: object) -> PruningFields | None:
 
 def refuse_pruning_fields(body: object, route: str) -> None:
     """Raise the 400 of a route that cannot honour them; dropping them would go unnoticed."""
-    if isinstance(body, dict):
-        for name in PruningFields.model_fields:
-            if body.get(name) is not None:
-                raise VLLMValidationError(
-                    f"{name} has no effect on {route}; leave it out, or send the request to "
-                    "/v1/chat/completions or /v1/responses",
-                    parameter=name,
-                )
+    if not isinstance(body, dict):
+        return
+    sent = [(name, body.get(name)) for name in PruningFields.model_fields]
+    sent += [
+        (f"{where}.retention", part.get("retention"))
+        for where, part in _image_parts(body.get("messages"), "messages")
+    ]
+    for name, value in sent:
+        if value is not None:
+            raise VLLMValidationError(
+                f"{name} has no effect on {route}; leave it out, or send the request to "
+                "/v1/chat/completions or /v1/responses",
+                parameter=name,
+            )
 
 
 def _check_images(turns: object, path: str) -> None:

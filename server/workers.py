@@ -7,7 +7,7 @@ from typing import Any
 
 from vllm.engine.protocol import EngineClient
 
-_TIMEOUT_SECONDS = 10.0
+_TIMEOUT_SECONDS = 30.0
 
 
 async def ask_workers(

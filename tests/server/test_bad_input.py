@@ -149,6 +149,11 @@ def test_routes_without_images_refuse_the_fields(server: Server, field: dict[str
         assert answer.status_code == 400
         assert name in answer.json()["error"]["message"]
     assert server.post("/v1/messages", body).status_code == 200
+    picture = {"type": "text", "text": "hi", "retention": 0.5}
+    message = {"role": "user", "content": [picture]}
+    answer = server.post("/v1/messages", {**body, "messages": [message]})
+    assert answer.status_code == 400
+    assert "messages[0].content[0].retention" in answer.json()["error"]["message"]
 
 
 def test_a_batch_cannot_be_explained(server: Server) -> None:
