@@ -10,8 +10,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from msdg_vllm.engine.explanations import ExplanationStore
 from msdg_vllm.engine.spec import PruningSpec
-from msdg_vllm.engine.tiles import EncodedTiles, TileLayout, decide
+from msdg_vllm.engine.tiles import EncodedTiles, TiledPruningModel, TileLayout, decide
 from msdg_vllm.models.llava_next import layout_of
 from msdg_vllm.profiles import EncoderProfile
 from tests.reference import select_reference
@@ -167,3 +168,26 @@ def test_a_decision_does_not_depend_on_the_images_beside_it() -> None:
         assert torch.equal(decision.kept, together[index].kept)
         assert torch.equal(decision.scores.score, together[index].scores.score)
         start += layout.num_tiles
+
+
+@pytest.mark.parametrize("scope", ["tile", "image"])
+def test_kept_rows_and_explanations_tell_of_the_same_tokens(scope: str) -> None:
+    layout = layout_of(next_config(side=6), 480, 640)
+    images = encoded([layout], seed=4)
+    images.grid = (6, 6)
+    tokens = images.visual.flatten(0, 1)
+    model = object.__new__(TiledPruningModel)
+    model.profile = PROFILE
+    model.explanations = ExplanationStore()
+    model.pixel_statistics = None, None
+    spec = PruningSpec(budget=40, num_tokens=0, scope=scope, explanation=7)
+    (rows,) = model.keep_tokens(images, [spec], [torch.randn(3, 16)])
+    explained = model.explanations.get(7)
+    assert explained is not None
+    assert [tile["tile"] for tile in explained] == [0, 1, 2, 3, 4]
+    kept = {36 * tile["tile"] + token for tile in explained for token in tile["kept"]}
+    in_order = [position for position in layout.order.tolist() if position in kept]
+    assert len(in_order) == len(kept) == 40
+    assert torch.equal(rows, tokens[in_order])
+    for tile in explained:
+        assert -1 not in tile["groups"] or tile["sinks"]
