@@ -143,39 +143,7 @@ def select_reference(
     p = [weight / sum(weights) for weight in weights]
     share_noise = _NOISE * (1 + max(map(abs, g), default=0.0)) + 2 * max(score_noise, default=0.0)
 
-    # Line 16.
-    b = [min(len(members[c]), math.floor(spent * p[c])) for c in range(num_groups)]
-    left = spent - sum(b)
-    remainder = [spent * p[c] - math.floor(spent * p[c]) for c in range(num_groups)]
-    quota_noise = [spent * p[c] * share_noise for c in range(num_groups)]
-    for c in range(num_groups):
-        if p[c] > 0 and math.floor(spent * p[c]) <= len(members[c]):
-            out.observe(1.0 - remainder[c], quota_noise[c])
-            if math.floor(spent * p[c]) > 0:
-                out.observe(remainder[c], quota_noise[c])
-
-    # Lines 17-18.
-    visited = [c for c in range(num_groups) if b[c] < len(members[c])]
-    visited.sort(key=lambda c: (-remainder[c], c))
-    if 0 < left < len(visited):
-        last, following = visited[left - 1], visited[left]
-        noise = quota_noise[last] + quota_noise[following]
-        out.observe(remainder[last] - remainder[following], noise)
-    for c in visited:
-        if left > 0:
-            b[c] += 1
-            left -= 1
-
-    # Line 19.
-    by_share = sorted(range(num_groups), key=lambda c: (-p[c], c))
-    for place, c in enumerate(by_share):
-        added = min(left, len(members[c]) - b[c])
-        if added > 0:
-            for other in by_share[:place] + by_share[place + 1 :]:
-                if b[other] < len(members[other]):
-                    out.observe(p[c] - p[other], (p[c] + p[other]) * share_noise)
-        b[c] += added
-        left -= added
+    b = share_budget(out, p, [len(group) for group in members], spent, share_noise)
     out.budgets = b
 
     # Lines 20-21.
@@ -195,6 +163,47 @@ def select_reference(
     out.saliency = [u.get(i, math.nan) for i in range(num_tokens)]
     out.relevance = [alpha.get(i, math.nan) for i in range(num_tokens)]
     return out
+
+
+def share_budget(
+    out: Selection, p: list[float], sizes: list[int], spent: int, share_noise: float
+) -> list[int]:
+    """Lines 16-19: integer budgets of the groups from their shares p."""
+    num_groups = len(p)
+    # Line 16.
+    b = [min(sizes[c], math.floor(spent * p[c])) for c in range(num_groups)]
+    left = spent - sum(b)
+    remainder = [spent * p[c] - math.floor(spent * p[c]) for c in range(num_groups)]
+    quota_noise = [spent * p[c] * share_noise for c in range(num_groups)]
+    for c in range(num_groups):
+        if p[c] > 0 and math.floor(spent * p[c]) <= sizes[c]:
+            out.observe(1.0 - remainder[c], quota_noise[c])
+            if math.floor(spent * p[c]) > 0:
+                out.observe(remainder[c], quota_noise[c])
+
+    # Lines 17-18.
+    visited = [c for c in range(num_groups) if b[c] < sizes[c]]
+    visited.sort(key=lambda c: (-remainder[c], c))
+    if 0 < left < len(visited):
+        last, following = visited[left - 1], visited[left]
+        noise = quota_noise[last] + quota_noise[following]
+        out.observe(remainder[last] - remainder[following], noise)
+    for c in visited:
+        if left > 0:
+            b[c] += 1
+            left -= 1
+
+    # Line 19.
+    by_share = sorted(range(num_groups), key=lambda c: (-p[c], c))
+    for c in by_share:
+        added = min(left, sizes[c] - b[c])
+        if added > 0:
+            for other in by_share:
+                if b[other] < sizes[other]:
+                    out.observe(p[c] - p[other], (p[c] + p[other]) * share_noise)
+        b[c] += added
+        left -= added
+    return b
 
 
 def _group(
@@ -255,7 +264,8 @@ def _group(
             if labels == previous_labels:
                 out.stopped_by = "labels"
                 break
-            loss_noise = float(row_noise.mean()) + max(centroid_noise)
+            # Errors of single tokens average out; one of a centroid is orthogonal to its sum.
+            loss_noise = norm(row_noise) / m_count + _NOISE * abs(previous_loss)
             out.observe(change - 1e-5, loss_noise / max(abs(previous_loss), 1e-12))
             if change < 1e-5:
                 out.stopped_by = "loss"

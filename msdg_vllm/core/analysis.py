@@ -9,7 +9,7 @@ from torch import Tensor
 
 from msdg_vllm.core.grouping import group_tokens
 from msdg_vllm.core.options import PAPER, SelectionOptions
-from msdg_vllm.core.signals import token_signals
+from msdg_vllm.core.signals import full_precision, token_signals
 from msdg_vllm.errors import ShapeError
 from msdg_vllm.profiles import EncoderProfile
 
@@ -105,7 +105,7 @@ def analyze_image(
     num_rows = prod(lead)
     by_row = {n: states[n].reshape(num_rows, *states[n].shape[-2:]).unbind() for n in layers}
     given = [None] * num_rows if saliency is None else saliency.reshape(num_rows, -1).unbind()
-    with torch.autocast(per_patch[0].device.type, enabled=False):
+    with full_precision(per_patch[0].device):
         rows = [
             token_signals(
                 {n: state[r] for n, state in by_row.items()},

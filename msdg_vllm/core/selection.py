@@ -10,7 +10,7 @@ from msdg_vllm.core.allocation import size_budgets, softmax_budgets
 from msdg_vllm.core.analysis import ImageSignals
 from msdg_vllm.core.budget import validate_count
 from msdg_vllm.core.options import PAPER, Ranking, SelectionOptions
-from msdg_vllm.core.signals import query_relevance
+from msdg_vllm.core.signals import full_precision, query_relevance
 from msdg_vllm.errors import ShapeError
 
 
@@ -79,7 +79,7 @@ def score_tokens(signals: ImageSignals, visual: Tensor, query: Tensor | None) ->
     num_rows = prod(lead)
     tokens = visual.reshape(num_rows, *visual.shape[-2:])
     queries = query.expand(*lead, *query.shape[-2:]).reshape(num_rows, *query.shape[-2:])
-    with torch.autocast(visual.device.type, enabled=False):
+    with full_precision(visual.device):
         relevance = torch.stack(
             [query_relevance(x, t) for x, t in zip(tokens, queries, strict=True)]
         ).reshape(*lead, num_tokens)

@@ -5,6 +5,7 @@ gives the same bits whatever else travels in the batch.
 """
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -116,6 +117,13 @@ def query_relevance(visual: Tensor, query: Tensor) -> Tensor:
     relevance = products.amax(dim=-1) / norms.clamp_min(_UNIT_EPSILON)
     relevance = torch.where(norms.isfinite(), relevance, -1.0)
     return torch.where(usable.any(), relevance, 1.0)[:num_tokens]
+
+
+def full_precision(device: torch.device) -> AbstractContextManager[object]:
+    """Switch autocast off: the caller's wish for a cheaper type does not hold here."""
+    if torch.amp.is_autocast_available(device.type):
+        return torch.autocast(device.type, enabled=False)
+    return nullcontext()
 
 
 def row_norms(vectors: Tensor) -> Tensor:
