@@ -11,6 +11,7 @@ ARCHITECTURES = {
     "LlavaNextForConditionalGeneration": "msdg_vllm.models.llava_next:PruningLlavaNext",
     "MGMLlamaForCausalLM": "msdg_vllm.models.mini_gemini.pruning:PruningMiniGemini",
     "MiniGeminiLlamaForCausalLM": "msdg_vllm.models.mini_gemini.pruning:PruningMiniGemini",
+    "Qwen2VLForConditionalGeneration": "msdg_vllm.models.qwen2_vl:PruningQwen2VL",
     "Qwen2_5_VLForConditionalGeneration": "msdg_vllm.models.qwen2_5_vl:PruningQwen2_5_VL",
 }
 """Architectures this plugin serves, with the class that replaces vLLM's."""

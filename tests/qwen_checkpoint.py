@@ -1,9 +1,10 @@
-"""Qwen2.5-VL in miniature: window and full attention, 2x2 merging, M-RoPE, random weights."""
+"""Qwen2-VL and Qwen2.5-VL in miniature: 2x2 merging, M-RoPE, windows, random weights."""
 
 from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -11,7 +12,10 @@ from transformers import (
     Qwen2_5_VLConfig,
     Qwen2_5_VLForConditionalGeneration,
     Qwen2_5_VLProcessor,
+    Qwen2VLConfig,
+    Qwen2VLForConditionalGeneration,
     Qwen2VLImageProcessor,
+    Qwen2VLProcessor,
     Qwen2VLVideoProcessor,
 )
 
@@ -41,44 +45,89 @@ PROFILE = {
     "saliency_window": [3, 6],
     "sink_layer": 3,
     "sink_coordinate": 7,
-    # A few patches in a hundred exceed it, so that pictures have sinks.
-    "sink_threshold": 4.0,
     "num_groups": 6,
     "seed": 0,
 }
 
 
+TEXT = {
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "vocab_size": 512,
+    "max_position_embeddings": 4096,
+    "rope_parameters": {
+        "rope_type": "default",
+        "rope_theta": 10000.0,
+        "mrope_section": [4, 6, 6],
+    },
+}
+
+
 def make_qwen2_5_vl(folder: Path, *, seed: int = 0, max_image_tokens: int = 300) -> Path:
     """8 vision layers, two of them with full attention, and 2 text layers, widths of 64."""
+    vision = {
+        "depth": NUM_LAYERS,
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_heads": 2,
+        "tokens_per_second": 2,
+        "window_size": 112,
+        "fullatt_block_indexes": [3, 7],
+        "out_hidden_size": 64,
+    }
+    return _save(
+        folder,
+        Qwen2_5_VLConfig,
+        Qwen2_5_VLForConditionalGeneration,
+        Qwen2_5_VLProcessor,
+        vision,
+        seed,
+        max_image_tokens,
+        # A few patches in a hundred exceed it, so that pictures have sinks.
+        sink_threshold=4.0,
+    )
+
+
+def make_qwen2_vl(folder: Path, *, seed: int = 0, max_image_tokens: int = 300) -> Path:
+    """8 vision layers, all with full attention, and 2 text layers, widths of 64."""
+    vision = {
+        "depth": NUM_LAYERS,
+        "embed_dim": 64,
+        "hidden_size": 64,
+        "mlp_ratio": 2,
+        "num_heads": 2,
+    }
+    return _save(
+        folder,
+        Qwen2VLConfig,
+        Qwen2VLForConditionalGeneration,
+        Qwen2VLProcessor,
+        vision,
+        seed,
+        max_image_tokens,
+        sink_threshold=2.5,
+    )
+
+
+def _save(
+    folder: Path,
+    config_class: Any,
+    model_class: Any,
+    processor_class: Any,
+    vision: dict[str, Any],
+    seed: int,
+    max_image_tokens: int,
+    sink_threshold: float,
+) -> Path:
     tokenizer = make_tokenizer(SPECIAL_TOKENS)
     ids = dict(zip(SPECIAL_TOKENS, tokenizer.convert_tokens_to_ids(SPECIAL_TOKENS), strict=True))
-    config = Qwen2_5_VLConfig(
-        vision_config={
-            "depth": NUM_LAYERS,
-            "hidden_size": 64,
-            "intermediate_size": 128,
-            "num_heads": 2,
-            "patch_size": 14,
-            "spatial_merge_size": 2,
-            "temporal_patch_size": 2,
-            "tokens_per_second": 2,
-            "window_size": 112,
-            "fullatt_block_indexes": [3, 7],
-            "out_hidden_size": 64,
-        },
+    config = config_class(
+        vision_config=vision,
         text_config={
-            "hidden_size": 64,
-            "intermediate_size": 128,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 2,
-            "num_key_value_heads": 2,
-            "vocab_size": 512,
-            "max_position_embeddings": 4096,
-            "rope_parameters": {
-                "rope_type": "default",
-                "rope_theta": 10000.0,
-                "mrope_section": [4, 6, 6],
-            },
+            **TEXT,
             "bos_token_id": tokenizer.bos_token_id,
             "eos_token_id": tokenizer.eos_token_id,
             "pad_token_id": tokenizer.pad_token_id,
@@ -89,10 +138,10 @@ def make_qwen2_5_vl(folder: Path, *, seed: int = 0, max_image_tokens: int = 300)
         vision_end_token_id=ids["<|vision_end|>"],
         tie_word_embeddings=False,
     )
-    model = Qwen2_5_VLForConditionalGeneration(config).eval()
+    model = model_class(config).eval()
     spread_weights(model, seed)
     model.save_pretrained(folder)
-    processor = Qwen2_5_VLProcessor(
+    processor = processor_class(
         image_processor=Qwen2VLImageProcessor(
             size={
                 "shortest_edge": 4 * TOKEN_PIXELS,
@@ -108,7 +157,7 @@ def make_qwen2_5_vl(folder: Path, *, seed: int = 0, max_image_tokens: int = 300)
     )
     processor.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    write_profile(folder, **PROFILE)
+    write_profile(folder, **PROFILE, sink_threshold=sink_threshold)
     return folder
 
 

@@ -1,4 +1,4 @@
-"""Qwen2.5-VL pruned with Hugging Face transformers and the literal reference of Algorithm 1."""
+"""Qwen2-VL and Qwen2.5-VL pruned with Hugging Face and the literal reference of Algorithm 1."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import AutoProcessor, Qwen2_5_VLForConditionalGeneration
+from transformers import AutoModelForImageTextToText, AutoProcessor
 from transformers.video_utils import VideoMetadata
 from transformers.vision_utils import get_vision_window_index
 
@@ -37,9 +37,7 @@ class QwenOracle:
     """The same weights as the engine's, none of its code."""
 
     def __init__(self, folder: Path) -> None:
-        self.model = Qwen2_5_VLForConditionalGeneration.from_pretrained(
-            folder, dtype=torch.float32
-        ).eval()
+        self.model = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32).eval()
         self.processor = AutoProcessor.from_pretrained(folder)
         self.profile = EncoderProfile.load(folder / "msdg_profile.json")
 
@@ -60,6 +58,8 @@ class QwenOracle:
         for hook in hooks:
             hook.remove()
         states[len(tower.blocks)] = output.last_hidden_state
+        if not hasattr(tower, "window_size"):
+            return states, output.pooler_output
         window_index, _ = get_vision_window_index(
             grid[None], spatial_merge_size=2, window_size=tower.window_size, patch_size=14
         )

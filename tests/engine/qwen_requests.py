@@ -1,4 +1,4 @@
-"""Requests to Qwen2.5-VL in the chat format of the tiny checkpoint."""
+"""Requests to Qwen models in the chat format of the tiny checkpoints."""
 
 from __future__ import annotations
 
