@@ -104,7 +104,7 @@ class WorkerMetrics(Collector):
             yield counter
         seconds = HistogramMetricFamily(
             "msdg_selection_seconds",
-            "Time to analyse the images of one encoder run and to select their tokens.",
+            "Time to analyse images that were encoded together and to select their tokens.",
             labels=["model_name"],
         )
         counts = [sum(column) for column in zip(*self._columns(), strict=True)]

@@ -10,8 +10,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
+from msdg_vllm.core import analyze_image, score_tokens
 from tests.engine.llava_oracle import LlavaOracle
 from tests.pictures import picture_of
 from tests.server.running import MODEL, Server, chat_body, image_part, user
@@ -48,6 +50,28 @@ def test_an_explanation_equals_the_reference(
     key = explained(server, user(question, image_part(picture)), retention=0.111)
     (image,) = images_of(server, key)
     assert image["kept"] == oracle.keep(picture, question, 64)[1]
+
+
+@torch.no_grad()
+def test_sinks_groups_and_scores_are_those_of_the_method(
+    server: Server, oracle: LlavaOracle
+) -> None:
+    picture = picture_of("square", 1)
+    key = explained(server, user(QUESTIONS[0], image_part(picture)), retention=0.333)
+    (image,) = images_of(server, key)
+
+    pixels = oracle.processor.image_processor(picture, return_tensors="pt")["pixel_values"]
+    states = oracle.model.model.vision_tower(pixels, output_hidden_states=True).hidden_states
+    signals = analyze_image(
+        {layer: states[layer][0, 1:] for layer in oracle.profile.layers}, oracle.profile
+    )
+    visual = oracle.model.model.multi_modal_projector(states[-2][0, 1:])
+    query_ids = oracle.processor.tokenizer.encode(QUESTIONS[0], add_special_tokens=False)
+    query = oracle.model.get_input_embeddings()(torch.tensor(query_ids))
+    assert image["sinks"] == signals.sink_mask.nonzero().flatten().tolist()
+    assert image["groups"] == signals.groups[image["kept"]].tolist()
+    scores = score_tokens(signals, visual, query).score
+    assert torch.allclose(torch.tensor(image["scores"]), scores, rtol=1e-3, atol=1e-4)
 
 
 def test_a_given_query_replaces_the_question(server: Server, oracle: LlavaOracle) -> None:
