@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import random
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -12,9 +13,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from vllm.config import MultiModalConfig
 from vllm.model_executor.models.qwen2_5_vl import Qwen2_5_VLForConditionalGeneration
 from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
-from vllm.v1.worker.gpu.model_states.mm_pruning import MultiModalPruner
+from vllm.v1.worker.cpu_model_runner import CPUModelRunner
+from vllm.v1.worker.gpu.model_states.mm_pruning import MultiModalPruner, maybe_create_mm_pruner
 
 from msdg_vllm.engine.positions import (
     NUM_COLUMNS,
@@ -24,6 +27,7 @@ from msdg_vllm.engine.positions import (
     grid_positions,
     place_kept_tokens,
     prompt_positions,
+    turn_on_position_hook,
 )
 
 WIDTH = 5
@@ -151,6 +155,7 @@ def walk(
     return positions
 
 
+@settings(deadline=None)
 @given(prompts())
 def test_without_pruning_positions_are_those_of_vllm(prompt: Prompt) -> None:
     whole = Prompt(
@@ -200,6 +205,7 @@ def stock_positions(prompt: Prompt) -> tuple[torch.Tensor, int]:
     return positions, delta
 
 
+@settings(deadline=None)
 @given(prompts(), chunkings, st.sampled_from([torch.float32, torch.bfloat16, torch.float16]))
 def test_every_chunk_gets_the_positions_of_the_whole_image(
     prompt: Prompt, chunk_sizes: list[int], dtype: torch.dtype
@@ -209,6 +215,7 @@ def test_every_chunk_gets_the_positions_of_the_whole_image(
     walk(prompt, positions, delta, 0, chunk_sizes, dtype)
 
 
+@settings(deadline=None)
 @given(prompts(), st.data())
 def test_text_is_final_before_the_encoder_has_run(prompt: Prompt, data: st.DataObject) -> None:
     positions, delta = prompt_positions(prompt.length, prompt.media)
@@ -223,6 +230,7 @@ def test_text_is_final_before_the_encoder_has_run(prompt: Prompt, data: st.DataO
             assert tuple(fresh[:, n].tolist()) == prompt.expected[n]
 
 
+@settings(deadline=None)
 @given(prompts(), chunkings, chunkings, chunkings, st.data())
 def test_preempted_requests_are_replayed_exactly_on_the_v1_runner(
     prompt: Prompt,
@@ -269,6 +277,7 @@ class StubModel:
         return place_kept_tokens(mrope_positions, multimodal_embeddings, num_computed_tokens, WIDTH)
 
 
+@settings(deadline=None)
 @given(prompts(), chunkings, st.data())
 def test_v2_runner_pruner_settles_the_same_positions(
     prompt: Prompt, chunk_sizes: list[int], data: st.DataObject
@@ -320,7 +329,7 @@ def test_positions_travel_losslessly(dtype: torch.dtype, shape: tuple[int, int, 
     assert torch.equal(decode_positions(carried), positions)
 
 
-@settings(max_examples=20)
+@settings(max_examples=20, deadline=None)
 @given(st.integers(0, 2**24 - 1), st.sampled_from([torch.bfloat16, torch.float16]))
 def test_any_context_length_travels_losslessly(position: int, dtype: torch.dtype) -> None:
     positions = torch.tensor([[position, 0, 2**24 - 1]])
@@ -340,3 +349,35 @@ def test_text_behind_a_tall_image_starts_after_its_last_row() -> None:
     prompt = Prompt([1, 2], [Item((1, 9, 2), 1.0, [0, 17])])
     positions, _ = prompt_positions(prompt.length, prompt.media)
     assert positions[:, -2:].tolist() == [[10, 11]] * 3
+
+
+def test_hook_is_on_for_the_configuration_of_a_pruned_model_only() -> None:
+    pruned, other = MultiModalConfig(), MultiModalConfig()
+    turn_on_position_hook(pruned)
+    assert pruned.is_multimodal_pruning_enabled()
+    assert pickle.loads(pickle.dumps(pruned)).is_multimodal_pruning_enabled()
+    assert not other.is_multimodal_pruning_enabled()
+
+
+def test_v2_runner_makes_its_pruner_for_a_pruned_model() -> None:
+    mm_config = MultiModalConfig()
+    turn_on_position_hook(mm_config)
+    model_config = SimpleNamespace(
+        multimodal_config=mm_config, get_inputs_embeds_size=lambda: WIDTH
+    )
+    model = SimpleNamespace(supports_multimodal_pruning=True)
+    pruner = maybe_create_mm_pruner(model_config, model, object(), object())  # type: ignore[arg-type]
+    assert isinstance(pruner, MultiModalPruner)
+
+
+@pytest.mark.parametrize("is_pruned", [True, False])
+def test_cpu_runner_calls_the_hook_for_pruned_models_only(is_pruned: bool) -> None:
+    mm_config = MultiModalConfig()
+    turn_on_position_hook(mm_config)
+    runner: Any = object.__new__(CPUModelRunner)
+    runner.model_config = SimpleNamespace(
+        multimodal_config=mm_config if is_pruned else MultiModalConfig()
+    )
+    runner.model = SimpleNamespace(supports_multimodal_pruning=True)
+    runner.is_multimodal_pruning_enabled = False  # as its base class does
+    assert runner.is_multimodal_pruning_enabled is is_pruned
