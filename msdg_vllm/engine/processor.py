@@ -22,9 +22,12 @@ from msdg_vllm.core import num_kept_tokens
 from msdg_vllm.engine.encoder import profile_of
 from msdg_vllm.engine.queries import LazyTurns, TurnMarkers, Turns
 from msdg_vllm.engine.spec import UNPRUNED, PruningSpec, field_name
-from msdg_vllm.errors import RequestError
+from msdg_vllm.errors import RequestError, SettingsError
 from msdg_vllm.request import PruningRequest, validate_retention
 from msdg_vllm.settings import Settings
+
+WITHOUT_PRUNING = "leave `msdg` out of VLLM_PLUGINS to serve without pruning"
+"""The last way out of every refusal at start-up."""
 
 TURNS = "msdg_turns"
 """Key under which the renderer passes the turns of a conversation."""
@@ -55,6 +58,12 @@ class PruningProcessor(BaseMultiModalProcessor[Any]):
 
     def check_config(self, vllm_config: VllmConfig) -> None:
         """Raise `SettingsError` for options under which pruned answers would be wrong."""
+        lora_config = vllm_config.lora_config
+        if lora_config is not None and lora_config.enable_tower_connector_lora:
+            raise SettingsError(
+                "--enable-tower-connector-lora counts an encoder's tokens by what the prompt "
+                f"holds of an image, which pruning makes less; drop it, or {WITHOUT_PRUNING}"
+            )
 
     def num_visual_tokens(
         self, items: Any, modality: str, index: int, kwargs: Mapping[str, object]

@@ -33,7 +33,7 @@ from msdg_vllm.engine.positions import (
     prompt_positions,
     turn_on_position_hook,
 )
-from msdg_vllm.engine.processor import PruningProcessor
+from msdg_vllm.engine.processor import WITHOUT_PRUNING, PruningProcessor
 from msdg_vllm.engine.spec import PruningSpec, field_name
 from msdg_vllm.engine.states import capture_states
 from msdg_vllm.errors import RequestError, SettingsError
@@ -43,7 +43,6 @@ logger = init_logger(f"vllm.{__name__}")
 
 _PIXELS = {"image": "pixel_values", "video": "pixel_values_videos"}
 _GRID = {"image": "image_grid_thw", "video": "video_grid_thw"}
-_WITHOUT_PRUNING = "leave `msdg` out of VLLM_PLUGINS to serve without pruning"
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,24 +76,24 @@ def check_config(vllm_config: VllmConfig) -> None:
         raise SettingsError(
             f"--video-pruning-rate {mm_config.video_pruning_rate} and msdg-vllm would both prune "
             "videos; drop --video-pruning-rate and send `retention` with each request, or "
-            f"{_WITHOUT_PRUNING}"
+            f"{WITHOUT_PRUNING}"
         )
     if mm_config.mm_encoder_tp_mode == "data":
         raise SettingsError(
             "--mm-encoder-tp-mode data gives each rank a part of the images only, and the states "
             "that pruning reads are lost; use --mm-encoder-tp-mode weights, or "
-            f"{_WITHOUT_PRUNING}"
+            f"{WITHOUT_PRUNING}"
         )
     if (num_stages := vllm_config.parallel_config.pipeline_parallel_size) > 1:
         raise SettingsError(
             f"--pipeline-parallel-size {num_stages} cannot prune Qwen models: positions of kept "
             "tokens are known to the first stage only; use --tensor-parallel-size, or "
-            f"{_WITHOUT_PRUNING}"
+            f"{WITHOUT_PRUNING}"
         )
     if vllm_config.compilation_config.compile_mm_encoder:
         raise SettingsError(
             "compile_mm_encoder hides the encoder's states, which pruning reads; set "
-            f"compile_mm_encoder to false, or {_WITHOUT_PRUNING}"
+            f"compile_mm_encoder to false, or {WITHOUT_PRUNING}"
         )
 
 
@@ -104,6 +103,7 @@ class PruningQwenVLProcessor(PruningProcessor):
     modalities = ("image", "video")
 
     def check_config(self, vllm_config: VllmConfig) -> None:
+        super().check_config(vllm_config)
         check_config(vllm_config)
 
     def num_visual_tokens(
