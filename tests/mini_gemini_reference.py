@@ -77,6 +77,7 @@ class MiniGeminiReference:
         self.language.load_state_dict(
             {n: w for n, w in weights.items() if n in self.language.state_dict()}
         )
+        self.known: dict[bytes, tuple[list[torch.Tensor], list[dict[int, torch.Tensor]]]] = {}
         self.pieces = SentencePieceProcessor(model_file=str(folder / "tokenizer.model"))
 
     def _fill(
@@ -155,7 +156,9 @@ class MiniGeminiReference:
     def tokens(
         self, image: Image.Image
     ) -> tuple[list[torch.Tensor], list[dict[int, torch.Tensor]]]:
-        """Finished tokens and CLIP states of each tile, the whole image first."""
+        """Finished tokens and CLIP states of each tile, the whole image first; made once."""
+        if (key := image.tobytes()) in self.known:
+            return self.known[key]
         high, tiles = self.pixels(image)
         maps = self.maps(high)
         finished, states = [], []
@@ -182,6 +185,7 @@ class MiniGeminiReference:
             finished.append(x)
         if len(finished) > 1:
             finished, states = [finished[-1], *finished[:-1]], [states[-1], *states[:-1]]
+        self.known[key] = finished, states
         return finished, states
 
     @torch.no_grad()

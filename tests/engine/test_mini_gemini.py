@@ -10,39 +10,11 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from msdg_vllm.models.mini_gemini.prepare import prepare
-from msdg_vllm.profiles import EncoderProfile
-from tests.engine.generation import (
-    Request,
-    assert_same,
-    generate,
-    generated,
-    running_engine,
-)
-from tests.mini_gemini_checkpoint import add_profile, make_mini_gemini, make_tower_folders
+from tests.engine.generation import assert_same, generate, generated, running_engine
+from tests.engine.mini_gemini_requests import QUESTIONS, ask, profile_in, prompt_of
+from tests.mini_gemini_checkpoint import add_profile, make_mini_gemini
 from tests.mini_gemini_reference import MiniGeminiReference
 from tests.pictures import SIZES, picture_of
-
-QUESTIONS = ("What is on the left of the red square?", "Read the code on the sign.")
-SYSTEM = (
-    "A chat between a curious user and an artificial intelligence assistant. The assistant gives "
-    "helpful, detailed, and polite answers to the user's questions."
-)
-
-
-def prompt_of(question: str, num_images: int = 1) -> str:
-    return f"{SYSTEM} USER: " + "<image>\n" * num_images + f"{question} ASSISTANT:"
-
-
-def ask(question: str, *images: Any, **kwargs: Any) -> Request:
-    return {
-        "prompt": prompt_of(question, len(images)),
-        "multi_modal_data": {"image": list(images)},
-        "mm_processor_kwargs": kwargs,
-    }
-
-
-def profile_in(folder: Path) -> EncoderProfile:
-    return EncoderProfile.load(folder / "msdg_profile.json")
 
 
 @pytest.fixture(scope="module")
@@ -55,97 +27,95 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return published, root / "prepared"
 
 
-class TestBase:
-    """One tile of tokens per image."""
+@pytest.fixture(scope="module")
+def reference(folders: tuple[Path, Path]) -> MiniGeminiReference:
+    return MiniGeminiReference(folders[0], profile_in(folders[1]))
 
-    @pytest.fixture(scope="class")
-    def reference(self, folders: tuple[Path, Path]) -> MiniGeminiReference:
-        return MiniGeminiReference(folders[0], profile_in(folders[1]))
 
-    @pytest.fixture(scope="class")
-    def llm(self, folders: tuple[Path, Path]) -> Iterator[Any]:
-        with running_engine(folders[1]) as engine:
-            yield engine
+@pytest.fixture(scope="module")
+def llm(folders: tuple[Path, Path]) -> Iterator[Any]:
+    with running_engine(folders[1]) as engine:
+        yield engine
 
-    def test_unpruned_answer_equals_the_reference(
-        self, llm: Any, reference: MiniGeminiReference
-    ) -> None:
-        pictures = [picture_of(kind, seed) for seed, kind in enumerate(SIZES)]
-        answers = generate(llm, [ask(QUESTIONS[0], picture) for picture in pictures])
-        for picture, answer in zip(pictures, answers, strict=True):
-            assert_same(answer, reference.generate(prompt_of(QUESTIONS[0]), [picture]))
 
-    @pytest.mark.parametrize(("retention", "budget"), [(0.111, 7), (0.333, 21), (0.95, 61)])
-    def test_pruned_answer_equals_the_reference(
-        self, llm: Any, reference: MiniGeminiReference, retention: float, budget: int
-    ) -> None:
-        pictures = [picture_of(kind, seed) for seed, kind in enumerate(SIZES)]
-        answers = generate(
-            llm, [ask(QUESTIONS[0], picture, retention=retention) for picture in pictures]
-        )
-        for picture, answer in zip(pictures, answers, strict=True):
-            expected = reference.generate(
-                prompt_of(QUESTIONS[0]), [picture], query=QUESTIONS[0], budget=budget
-            )
-            assert_same(answer, expected)
+def test_unpruned_answer_equals_the_reference(llm: Any, reference: MiniGeminiReference) -> None:
+    pictures = [picture_of(kind, seed) for seed, kind in enumerate(SIZES)]
+    answers = generate(llm, [ask(QUESTIONS[0], picture) for picture in pictures])
+    for picture, answer in zip(pictures, answers, strict=True):
+        assert_same(answer, reference.generate(prompt_of(QUESTIONS[0]), [picture]))
 
-    def test_without_a_query_only_kept_tokens_are_mined(
-        self, llm: Any, reference: MiniGeminiReference
-    ) -> None:
-        picture = picture_of("wide", 7)
-        llm.apply_model(watch_mining)
-        (answer,) = generate(llm, [ask(QUESTIONS[0], picture, retention=0.222, query_mode="none")])
-        assert llm.apply_model(mined_tokens) == [[14]]
-        assert_same(answer, reference.generate(prompt_of(QUESTIONS[0]), [picture], budget=14))
 
-    def test_several_images_equal_the_reference(
-        self, llm: Any, reference: MiniGeminiReference
-    ) -> None:
-        pictures = [picture_of("wide", 1), picture_of("tall", 2), picture_of("square", 3)]
-        (answer,) = generate(llm, [ask(QUESTIONS[1], *pictures, retention=0.222)])
+@pytest.mark.parametrize(("retention", "budget"), [(0.111, 7), (0.333, 21), (0.95, 61)])
+def test_pruned_answer_equals_the_reference(
+    llm: Any, reference: MiniGeminiReference, retention: float, budget: int
+) -> None:
+    pictures = [picture_of(kind, seed) for seed, kind in enumerate(SIZES)]
+    answers = generate(
+        llm, [ask(QUESTIONS[0], picture, retention=retention) for picture in pictures]
+    )
+    for picture, answer in zip(pictures, answers, strict=True):
         expected = reference.generate(
-            prompt_of(QUESTIONS[1], 3), pictures, query=QUESTIONS[1], budget=14
+            prompt_of(QUESTIONS[0]), [picture], query=QUESTIONS[0], budget=budget
         )
         assert_same(answer, expected)
 
-    def test_chat_uses_the_template_of_the_prepared_folder(
-        self, llm: Any, reference: MiniGeminiReference
-    ) -> None:
-        from vllm import SamplingParams
 
-        picture = picture_of("tall", 4)
-        content = [
-            {"type": "image_pil", "image_pil": picture},
-            {"type": "text", "text": QUESTIONS[0]},
-        ]
-        params = SamplingParams(temperature=0, max_tokens=6, logprobs=5, ignore_eos=True)
-        (output,) = llm.chat(
-            [{"role": "user", "content": content}],
-            params,
-            mm_processor_kwargs={"retention": 0.222},
-            use_tqdm=False,
-        )
-        expected = reference.generate(
-            prompt_of(QUESTIONS[0]), [picture], query=QUESTIONS[0], budget=14
-        )
-        assert_same(generated(output), expected)
+def test_without_a_query_only_kept_tokens_are_mined(
+    llm: Any, reference: MiniGeminiReference
+) -> None:
+    picture = picture_of("wide", 7)
+    llm.apply_model(watch_mining)
+    (answer,) = generate(llm, [ask(QUESTIONS[0], picture, retention=0.222, query_mode="none")])
+    assert llm.apply_model(mined_tokens) == [[14]]
+    assert_same(answer, reference.generate(prompt_of(QUESTIONS[0]), [picture], budget=14))
 
-    def test_mixed_batch_equals_the_requests_one_by_one(self, llm: Any) -> None:
-        square, wide = picture_of("square", 11), picture_of("wide", 12)
-        requests = [
-            ask(QUESTIONS[0], square, retention=0.111),
-            ask(QUESTIONS[1], square, wide, retention=0.333),
-            ask(QUESTIONS[1], square),
-            {"prompt": "USER: The quick brown fox ASSISTANT:"},
-            ask(QUESTIONS[0], wide, retention=0.111, query_mode="none"),
-        ]
-        together = generate(llm, requests)
-        assert llm.reset_prefix_cache()
-        llm.reset_mm_cache()
-        llm.llm_engine.engine_core.reset_encoder_cache()
-        for request, answer in zip(requests, together, strict=True):
-            (alone,) = generate(llm, [request])
-            assert_same(alone, answer)
+
+def test_several_images_equal_the_reference(llm: Any, reference: MiniGeminiReference) -> None:
+    pictures = [picture_of("wide", 1), picture_of("tall", 2), picture_of("square", 3)]
+    (answer,) = generate(llm, [ask(QUESTIONS[1], *pictures, retention=0.222)])
+    expected = reference.generate(
+        prompt_of(QUESTIONS[1], 3), pictures, query=QUESTIONS[1], budget=14
+    )
+    assert_same(answer, expected)
+
+
+def test_chat_uses_the_template_of_the_prepared_folder(
+    llm: Any, reference: MiniGeminiReference
+) -> None:
+    from vllm import SamplingParams
+
+    picture = picture_of("tall", 4)
+    content = [
+        {"type": "image_pil", "image_pil": picture},
+        {"type": "text", "text": QUESTIONS[0]},
+    ]
+    params = SamplingParams(temperature=0, max_tokens=6, logprobs=5, ignore_eos=True)
+    (output,) = llm.chat(
+        [{"role": "user", "content": content}],
+        params,
+        mm_processor_kwargs={"retention": 0.222},
+        use_tqdm=False,
+    )
+    expected = reference.generate(prompt_of(QUESTIONS[0]), [picture], query=QUESTIONS[0], budget=14)
+    assert_same(generated(output), expected)
+
+
+def test_mixed_batch_equals_the_requests_one_by_one(llm: Any) -> None:
+    square, wide = picture_of("square", 11), picture_of("wide", 12)
+    requests = [
+        ask(QUESTIONS[0], square, retention=0.111),
+        ask(QUESTIONS[1], square, wide, retention=0.333),
+        ask(QUESTIONS[1], square),
+        {"prompt": "USER: The quick brown fox ASSISTANT:"},
+        ask(QUESTIONS[0], wide, retention=0.111, query_mode="none"),
+    ]
+    together = generate(llm, requests)
+    assert llm.reset_prefix_cache()
+    llm.reset_mm_cache()
+    llm.llm_engine.engine_core.reset_encoder_cache()
+    for request, answer in zip(requests, together, strict=True):
+        (alone,) = generate(llm, [request])
+        assert_same(alone, answer)
 
 
 def watch_mining(model: Any) -> None:
@@ -162,75 +132,6 @@ def watch_mining(model: Any) -> None:
 
 def mined_tokens(model: Any) -> list[int]:
     return list(model.mined_tokens)
-
-
-class TestHd:
-    """Five tiles, the first spelling of the architecture, and towers from their own folders."""
-
-    @pytest.fixture(scope="class")
-    def folder(self, tmp_path_factory: pytest.TempPathFactory) -> Path:
-        root = tmp_path_factory.mktemp("mini_gemini_hd")
-        published = make_mini_gemini(root / "published", hd=True, old_names=True)
-        clip, convnext = make_tower_folders(root / "towers", seed=9)
-        prepare(published, root / "prepared", clip_folder=clip, convnext_folder=convnext)
-        add_profile(root / "prepared")
-        return root
-
-    @pytest.fixture(scope="class")
-    def reference(self, folder: Path) -> MiniGeminiReference:
-        return MiniGeminiReference(
-            folder / "published",
-            profile_in(folder / "prepared"),
-            clip=folder / "towers" / "clip",
-            convnext=folder / "towers" / "convnext",
-        )
-
-    @pytest.fixture(scope="class")
-    def llm(self, folder: Path) -> Iterator[Any]:
-        with running_engine(folder / "prepared") as engine:
-            yield engine
-
-    def test_unpruned_answer_equals_the_reference(
-        self, llm: Any, reference: MiniGeminiReference
-    ) -> None:
-        pictures = [picture_of("wide", 1), picture_of("tall", 2)]
-        for picture in pictures:
-            (answer,) = generate(llm, [ask(QUESTIONS[0], picture)])
-            assert_same(answer, reference.generate(prompt_of(QUESTIONS[0]), [picture]))
-
-    @pytest.mark.parametrize("scope", ["tile", "image"])
-    def test_pruned_answer_equals_the_reference(
-        self, llm: Any, reference: MiniGeminiReference, scope: str
-    ) -> None:
-        picture = picture_of("wide", 3)
-        (answer,) = generate(llm, [ask(QUESTIONS[1], picture, retention=0.222, scope=scope)])
-        expected = reference.generate(
-            prompt_of(QUESTIONS[1]), [picture], query=QUESTIONS[1], budget=14, scope=scope
-        )
-        assert_same(answer, expected)
-
-    def test_mining_before_or_after_selection_gives_the_same_answer(
-        self, llm: Any, reference: MiniGeminiReference
-    ) -> None:
-        picture = picture_of("tall", 5)
-        # Without a query the engine mines after selection; the reference always before.
-        (answer,) = generate(llm, [ask(QUESTIONS[0], picture, retention=0.111, query_mode="none")])
-        assert_same(answer, reference.generate(prompt_of(QUESTIONS[0]), [picture], budget=7))
-
-    def test_two_tensor_parallel_ranks_equal_one(
-        self, llm: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        picture = picture_of("wide", 3)
-        requests = [
-            ask(QUESTIONS[1], picture),
-            ask(QUESTIONS[1], picture, retention=0.222),
-            ask(QUESTIONS[1], picture, retention=0.222, scope="image", query_mode="none"),
-        ]
-        expected = generate(llm, requests)
-        monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "0|1")
-        with running_engine(folder / "prepared", tensor_parallel_size=2) as parallel:
-            for answer, other in zip(generate(parallel, requests), expected, strict=True):
-                assert_same(answer, other)
 
 
 def test_a_missing_weight_stops_the_start_and_is_named(
