@@ -1,5 +1,6 @@
 """Architecture: a LLaVA-1.5 of small widths, built from stock transformers classes."""
 
+import math
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ IMAGE_SIDE = 96
 PATCH_SIDE = 8
 GRID = IMAGE_SIDE // PATCH_SIDE
 NUM_VISUAL_TOKENS = GRID * GRID
+EARLY_LAYERS = 5
 
 
 def build_llava(tokenizer: PreTrainedTokenizerFast) -> LlavaForConditionalGeneration:
@@ -56,20 +58,71 @@ def build_llava(tokenizer: PreTrainedTokenizerFast) -> LlavaForConditionalGenera
         tie_word_embeddings=False,
     )
     model = LlavaForConditionalGeneration(config)
-    embeddings = model.get_input_embeddings().weight
-    with torch.no_grad():
-        # Rows of length one: sums of a few words stay apart from each other in direction.
-        embeddings.normal_(0, text.hidden_size**-0.5)
+    _start_as_a_lookup(model)
+    _start_with_neighbours(model)
     return model
 
 
+@torch.no_grad()
+def _start_as_a_lookup(model: LlavaForConditionalGeneration) -> None:
+    """Begin where tokens attend to tokens of the same words and say the words they find there.
+
+    Queries equal keys, values are copied as they are, and the output layer reads the words of the
+    input layer. From an unstructured start, looking up one word of an item by another takes most
+    of the training to appear.
+    """
+    language: Any = model.model.language_model
+    words = model.get_input_embeddings().get_parameter("weight")
+    width = words.shape[1]
+    # Rows of length one: sums of a few words stay apart from each other in direction.
+    words.normal_(0, width**-0.5)
+    for layer in language.layers:
+        attention = layer.self_attn
+        attention.q_proj.weight.normal_(0, 0.07)
+        attention.k_proj.weight.copy_(attention.q_proj.weight)
+        torch.nn.init.orthogonal_(attention.v_proj.weight)
+        attention.o_proj.weight.copy_(0.1 * attention.v_proj.weight.T)
+
+
+@torch.no_grad()
+def _start_with_neighbours(model: LlavaForConditionalGeneration) -> None:
+    """Begin where patches attend to patches that are near and look alike.
+
+    Places are waves along both axes, as strong as the patches themselves, and queries equal keys.
+    Otherwise a tower this narrow spends its training on finding out which patches touch. Layers
+    after the early ones begin by changing nothing, so that training can leave them out at first.
+    """
+    tower: Any = model.model.vision_tower
+    # Its own generator: what is drawn here changes nothing that is drawn elsewhere.
+    generator = torch.Generator().manual_seed(0)
+    places = tower.embeddings.position_embedding.weight
+    num_waves = places.shape[1] // 4
+    rates = math.pi / 1.5 * (1 / 16) ** (torch.arange(num_waves) / (num_waves - 1))
+    phases = torch.arange(GRID)[:, None] * rates  # (GRID, num_waves)
+    waves = torch.cat([phases.sin(), phases.cos()], dim=1)
+    rows = waves[:, None].expand(-1, GRID, -1)
+    columns = waves[None].expand(GRID, -1, -1)
+    places[0] = 0
+    places[1:] = 0.3 * torch.cat([rows, columns], dim=-1).flatten(0, 1)
+    for layer in tower.encoder.layers:
+        attention = layer.self_attn
+        attention.q_proj.weight.normal_(0, 0.06, generator=generator)
+        attention.k_proj.weight.copy_(attention.q_proj.weight)
+    for layer in tower.encoder.layers[EARLY_LAYERS:]:
+        layer.self_attn.out_proj.weight.zero_()
+        layer.mlp.fc2.weight.zero_()
+
+
 def encode_pictures(
-    model: LlavaForConditionalGeneration, pixels: torch.Tensor, seen: torch.Tensor | None = None
+    model: LlavaForConditionalGeneration,
+    pixels: torch.Tensor,
+    seen: torch.Tensor | None = None,
+    num_layers: int = -1,
 ) -> torch.Tensor:
     """Return projected visual tokens `(B, 144, D)`, as the model's own forward computes them.
 
     The last encoder layer is skipped: LLaVA reads the states that enter it. With `seen`
-    `(B, n)` the tower is shown those patches only, in their places.
+    `(B, n)` the tower is shown those patches only, in their places. `num_layers` as in a slice.
     """
     tower: Any = model.model.vision_tower
     states = tower.embeddings(pixels)
@@ -77,7 +130,7 @@ def encode_pictures(
         places = torch.cat([torch.zeros_like(seen[:, :1]), seen + 1], dim=1)  # class token first
         states = states.gather(1, places.unsqueeze(-1).expand(-1, -1, states.shape[-1]))
     states = tower.pre_layrnorm(states)
-    for layer in tower.encoder.layers[:-1]:
+    for layer in tower.encoder.layers[:num_layers]:
         states = layer(states, None)
         states = states[0] if isinstance(states, tuple) else states
     tokens: torch.Tensor = model.model.multi_modal_projector(states[:, 1:])

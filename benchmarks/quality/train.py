@@ -4,10 +4,10 @@ Colour and shape are not bound to each other when everything is trained at once 
 training goes in stages, each of which starts where the one before has ended:
 
 1. `words`: the language model alone, on a few tokens that are sums of word embeddings.
-2. `grid`: the same with all 144 tokens, items spread over several of them, and noise.
+2. `grid`: the same with a token per patch, items spread over several of them.
 3. `align`: tower and projector alone, until the token of a patch is the sum of its words; the
    tower sees the patches that show something and a few others.
-4. `glimpses`: everything together on such patches, at small rates.
+4. `glimpses`: everything together on such patches.
 5. `pictures`: the same on whole pictures.
 
 Every random choice depends on the seed, the stage and the step alone, so that a run that was
@@ -28,6 +28,7 @@ from tqdm import tqdm
 from transformers import LlavaForConditionalGeneration
 
 from benchmarks.quality.architecture import (
+    EARLY_LAYERS,
     GRID,
     IMAGE_SIDE,
     NUM_VISUAL_TOKENS,
@@ -50,7 +51,7 @@ RUNS = Path(__file__).parent / "runs"
 CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
 CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
 _CHECKPOINT_EVERY = 100
-_WARMUP = 60
+_WARMUP = 60  # steps
 # glibc hands every large tensor back to the system and faults its pages in again: 3 x slower.
 # Threads that wait asleep leave the processor to whatever else runs beside a long training.
 _ENVIRONMENT = {
@@ -69,17 +70,18 @@ class Stage:
     num_questions: int
     language_rate: float = 0.0
     vision_rate: float = 0.0
+    cooldown: float = 0.0  # the part of the stage in which rates fall to nothing
 
 
 STAGES = (
-    Stage("words", 700, 32, 8, language_rate=1.5e-3),
-    Stage("grid", 300, 24, 8, language_rate=8e-4),
-    Stage("align", 1600, 32, 0, vision_rate=1.5e-3),
-    Stage("glimpses", 500, 24, 8, language_rate=3e-4, vision_rate=5e-4),
-    Stage("pictures", 300, 24, 8, language_rate=2e-4, vision_rate=3e-4),
+    Stage("words", 400, 32, 8, language_rate=1.5e-3),
+    Stage("grid", 120, 24, 8, language_rate=1e-3),
+    Stage("align", 2400, 32, 0, vision_rate=2e-3, cooldown=0.25),
+    Stage("glimpses", 300, 24, 8, language_rate=8e-4, vision_rate=8e-4),
+    Stage("pictures", 150, 24, 8, language_rate=5e-4, vision_rate=5e-4, cooldown=0.6),
 )
-# Of the 144 patches, how many the tower sees while it learns what items look like: all that
-# show anything, and some background. It costs a quarter.
+# How many of the 144 patches there are while it is learnt what items look like: all that show
+# anything, and some background. It costs a quarter.
 _GLIMPSE = 44
 
 
@@ -93,6 +95,8 @@ class Trainer:
         self.tokenizer = build_tokenizer()
         self.model: LlavaForConditionalGeneration = build_llava(self.tokenizer)
         self.symbols = Symbols(self.tokenizer, self.model.get_input_embeddings())
+        with torch.no_grad():
+            self.model.lm_head.weight.copy_(self.symbols.words)
         self.opening = torch.tensor([self.tokenizer.convert_tokens_to_ids("USER:")])
 
     def optimizer(self, stage: Stage) -> torch.optim.AdamW:
@@ -117,15 +121,16 @@ class Trainer:
         generator = torch.Generator().manual_seed(int(rng.integers(1 << 62)))
         scenes = rng.integers(len(self.pool), size=stage.batch)
         batch = sample_arrays(self.pool, scenes)
+        seen = None
+        if stage.name in ("grid", "align", "glimpses"):
+            seen = choose_glimpse(batch["owner"], _GLIMPSE, generator)
+            batch["owner"] = batch["owner"].gather(1, seen)
         alignment = torch.zeros(())
         if stage.name in ("words", "grid"):
             tokens = self._symbolic_tokens(batch, generator)
         else:
-            seen = None
-            if stage.name != "pictures":
-                seen = choose_glimpse(batch["owner"], _GLIMPSE, generator)
-                batch["owner"] = batch["owner"].gather(1, seen)
-            tokens = encode_pictures(self.model, self._pixels(scenes), seen)
+            num_layers = EARLY_LAYERS if stage.name == "align" else -1
+            tokens = encode_pictures(self.model, self._pixels(scenes), seen, num_layers)
             alignment = alignment_loss(self.symbols, tokens, batch)
             if stage.name == "align":
                 return alignment, {}
@@ -140,7 +145,7 @@ class Trainer:
             kept = choose_patches(batch["owner"], num_kept, generator)
         tokens = tokens.gather(1, kept.unsqueeze(-1).expand(-1, -1, tokens.shape[-1]))
         answer, accuracy = self._answer_loss(tokens, scenes, stage, rng)
-        return answer + 0.1 * alignment, {"correct": accuracy}
+        return answer + 0.3 * alignment, {"correct": accuracy}
 
     def _symbolic_tokens(self, batch: dict[str, Tensor], generator: torch.Generator) -> Tensor:
         items = self.symbols.item_vectors(
@@ -206,7 +211,8 @@ def _run_stage(trainer: Trainer, stage: Stage, path: Path) -> None:
     bar = tqdm(range(first, stage.steps), initial=first, total=stage.steps, desc=stage.name)
     for step in bar:
         scale = min(1.0, (step + 1) / _WARMUP)
-        scale *= 0.03 + 0.97 * 0.5 * (1 + np.cos(np.pi * step / stage.steps))
+        if stage.cooldown:
+            scale = min(scale, 0.02 + (1 - step / stage.steps) / stage.cooldown)
         for group in optimizer.param_groups:
             group["lr"] = group["peak"] * scale
         loss, shown = trainer.loss(stage, step)
