@@ -75,6 +75,12 @@ def test_the_sizes_of_the_published_models_need_no_key_of_ours() -> None:
     assert base.vision_config.num_hidden_layers == 24
     with torch.device("meta"):
         tower = ConvNextTower(**base.vision_aux_config)
+        maps = tower(torch.empty(1, 3, 768, 768))
+        squares = squares_of(maps[0], base.tokens_per_side).flatten(0, 1).flatten(1, 2)
+        mined = PatchInfoMining(1024, 2880)(torch.empty(576, 1024), squares)
+    assert maps.shape == (1, 2880, 192, 192)
+    assert squares.shape == (576, 64, 2880)
+    assert mined.shape == (576, 1024)
     assert len(tower.state_dict()) == 340
     assert sum(weight.numel() for weight in tower.parameters()) == pytest.approx(196.2e6, rel=1e-3)
 
