@@ -53,7 +53,7 @@ class Selection:
 
     def observe(self, distance: float, noise: float) -> None:
         """Record how far a decision was from its opposite; an exact tie is none."""
-        if distance != 0.0:
+        if distance != 0.0 and noise > 0.0:
             self.margin = min(self.margin, abs(distance) / noise)
 
 

@@ -29,7 +29,7 @@ class TokenSignals:
         activation: Absolute value at the sink coordinate, `(N,)`; 0 without the sink filter.
         finite: `(N,)`, False where a state of the token, or its norm, is not finite.
         directions: `(N, d)`, unit norm or zero where the token is finite; None without grouping.
-        moved: `(N,)`, True where the direction is not zero.
+        moved: `(N,)`, True where the token is finite and its direction, if any, is not zero.
     """
 
     saliency: Tensor
@@ -66,27 +66,28 @@ def token_signals(
         finite = finite & row_norms(state).isfinite()
         activation = state[:, profile.sink_coordinate].abs()
     directions: Tensor | None = None
-    moved = torch.zeros_like(finite)
     if options.grouping != "none":
         directions, finite_directions = _directions(states, profile, options)
         finite = finite & finite_directions
-        norms = row_norms(directions)
-        directions, moved = unit_(directions, norms), norms > 0
 
     if patches_per_token > 1:
         saliency = _mean_over_patches(saliency, patches_per_token)
         activation = activation.view(-1, patches_per_token).amax(dim=-1)
         finite = finite.view(-1, patches_per_token).all(dim=-1)
         if directions is not None:
+            directions = unit_(directions, row_norms(directions))
             directions = _mean_over_patches(directions, patches_per_token)
-            norms = row_norms(directions)
-            directions, moved = unit_(directions, norms), norms > 0
+    moved = finite
+    if directions is not None:
+        norms = row_norms(directions)
+        moved = finite & (norms > 0)
+        directions = unit_(directions, norms)
     return TokenSignals(
         saliency=torch.where(finite, saliency, 0.0),
         activation=torch.where(finite, activation, torch.inf),
         finite=finite,
         directions=directions,
-        moved=moved & finite,
+        moved=moved,
     )
 
 
@@ -182,7 +183,7 @@ def _directions(
 
 def _mean_over_patches(values: Tensor, patches_per_token: int) -> Tensor:
     """Mean over each run of patches along dimension 0, added up in a fixed order."""
-    total = values[0::patches_per_token]
-    for patch in range(1, patches_per_token):
-        total = total + values[patch::patches_per_token]
-    return total / patches_per_token
+    total = values[0::patches_per_token] + values[1::patches_per_token]
+    for patch in range(2, patches_per_token):
+        total += values[patch::patches_per_token]
+    return total.div_(patches_per_token)
