@@ -13,7 +13,7 @@ decided by order, and do not count as close.
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,18 +22,6 @@ Array = npt.NDArray[np.float64]
 
 # What float32 may get wrong in an inner product of unit vectors, and relatively in a score.
 _NOISE = 4e-7
-
-
-class Profile(Protocol):
-    """The fields of an encoder profile that the algorithm reads."""
-
-    direction_layers: tuple[int, int]
-    saliency_window: tuple[int, int]
-    sink_layer: int
-    sink_coordinate: int
-    sink_threshold: float
-    num_groups: int
-    seed: int
 
 
 @dataclass
@@ -72,11 +60,14 @@ def select_reference(
     visual: npt.NDArray[np.floating],
     query: npt.NDArray[np.floating],
     budget: int,
-    profile: Profile,
+    profile: Any,
     patches_per_token: int = 1,
     valid: npt.NDArray[np.bool_] | None = None,
 ) -> Selection:
-    """Run Algorithm 1 on one image: states `(N * p, d)`, visual `(N, D)`, query `(Q, D)`."""
+    """Run Algorithm 1 on one image: states `(N * p, d)`, visual `(N, D)`, query `(Q, D)`.
+
+    `profile` is anything with the fields of an encoder profile.
+    """
     out = Selection()
     h = {layer: np.asarray(state, dtype=np.float64) for layer, state in states.items()}
     x, t = np.asarray(visual, dtype=np.float64), np.asarray(query, dtype=np.float64)

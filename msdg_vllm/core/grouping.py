@@ -44,99 +44,96 @@ def group_tokens(
     candidates = F.pad(candidates, (0, padded_tokens - num_tokens))
     directions = [fill_up(row, padded_tokens) for row in directions]
     active = torch.arange(padded_groups, device=candidates.device) < num_groups.unsqueeze(-1)
-
-    seeds = _farthest_points(directions, candidates, max_groups, seed)
-    seeds = F.pad(seeds, (0, padded_groups - max_groups))
-    centroids = [row.index_select(0, i) for row, i in zip(directions, seeds, strict=True)]
     num_candidates = candidates.sum(dim=-1).clamp_min(1)
+
+    centroids, similarity = _farthest_points(directions, candidates, active, max_groups, seed)
     converged = torch.zeros_like(num_candidates, dtype=torch.bool)
     previous: tuple[Tensor, Tensor] | None = None
     for _ in range(_MAX_ITERATIONS):
-        labels, nearest = _assign(directions, centroids, candidates, active)
-        loss = _distance_sums(nearest, candidates) / num_candidates
+        labels, nearest = _assign(similarity, candidates, active)
+        loss = _distance_sums(nearest) / num_candidates
         if previous is not None:
             previous_labels, previous_loss = previous
-            change = (previous_loss - loss).abs() / previous_loss.abs().clamp_min(_LOSS_EPSILON)
+            change = (previous_loss - loss).abs() / previous_loss.clamp_min(_LOSS_EPSILON)
             unchanged = (labels == previous_labels).all(dim=-1)
-            # A row that has converged keeps its centroids, and with them its labels.
             converged = converged | unchanged | (change < _LOSS_TOLERANCE)
         previous = labels, loss
-        updated = _update(directions, labels, nearest, candidates, active)
+        # A row that has converged keeps its centroids, and with them its labels.
+        updated = _update(directions, labels, nearest, active)
         centroids = [
             torch.where(done, old, new)
-            for done, old, new in zip(converged, centroids, updated, strict=True)
+            for done, old, new in zip(converged.unbind(), centroids, updated, strict=True)
         ]
-    labels, _ = _assign(directions, centroids, candidates, active)
+        similarity = torch.stack(
+            [mu @ row.T for mu, row in zip(centroids, directions, strict=True)]
+        )
+    labels, _ = _assign(similarity, candidates, active)
     return labels[:, :num_tokens]
 
 
 def _farthest_points(
-    directions: Sequence[Tensor], candidates: Tensor, max_groups: int, seed: int
-) -> Tensor:
-    """Eq. 5: the tokens whose directions seed the centroids, `(R, max_groups)`."""
+    directions: Sequence[Tensor], candidates: Tensor, active: Tensor, max_groups: int, seed: int
+) -> tuple[list[Tensor], Tensor]:
+    """Eq. 5: the first centroids, `(K, d)` per row, and the products with them, `(R, K, N)`."""
     ordinal = candidates.cumsum(dim=-1)  # 1 for the first candidate
     first = torch.remainder(seed, ordinal[:, -1:].clamp_min(1)) + 1
     index = (candidates & (ordinal == first)).to(torch.uint8).argmax(dim=-1, keepdim=True)
-    indices = [index]
     # Similarity to the nearest centroid; infinite, so never the smallest, for tokens that are
     # chosen or no candidates.
     nearest = torch.where(candidates, -torch.inf, torch.inf)
-    for _ in range(max_groups - 1):
+    seeds, similarities = [], []
+    for _ in range(max_groups):
+        chosen = [row.index_select(0, i) for row, i in zip(directions, index.unbind(), strict=True)]
         products = torch.stack(
-            [
-                torch.mv(row, row.index_select(0, i).squeeze(0))
-                for row, i in zip(directions, index, strict=True)
-            ]
-        )
+            [torch.mv(row, mu.squeeze(0)) for row, mu in zip(directions, chosen, strict=True)]
+        ).clamp_max_(_SAME_DIRECTION)
+        seeds.append(chosen)
+        similarities.append(products)
         # fmax, because a token that is no candidate may have a direction that is not finite.
-        nearest = nearest.scatter(1, index, torch.inf).fmax(products.clamp_max_(_SAME_DIRECTION))
+        nearest = nearest.scatter(1, index, torch.inf).fmax(products)
         # The largest 1 - x is the smallest x; argmin returns the first of equal values.
         index = nearest.argmin(dim=-1, keepdim=True)
-        indices.append(index)
-    return torch.cat(indices, dim=-1)
+    # Groups that only fill up a tile repeat the last centroid.
+    unused = active.shape[-1] - max_groups
+    centroids = [torch.cat(of_row) for of_row in zip(*seeds, *[seeds[-1]] * unused, strict=True)]
+    return centroids, torch.stack(similarities + similarities[-1:] * unused, dim=1)
 
 
-def _assign(
-    directions: Sequence[Tensor], centroids: Sequence[Tensor], candidates: Tensor, active: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Line 9: the nearest centroid of each token (ties: lower group), the similarity to it."""
-    products = torch.stack([row @ mu.T for row, mu in zip(directions, centroids, strict=True)])
-    similarity = products.clamp_max_(_SAME_DIRECTION)  # (R, N, K)
-    nearest, labels = similarity.masked_fill_(~active.unsqueeze(1), -torch.inf).max(dim=-1)
-    return torch.where(candidates, labels, -1), nearest
+def _assign(similarity: Tensor, candidates: Tensor, active: Tensor) -> tuple[Tensor, Tensor]:
+    """Line 9: the nearest centroid of each token (ties: lower group), the similarity to it.
+
+    A token that is no candidate gets the label -1 and an infinite similarity. Overwrites
+    `similarity`, `(R, K, N)`.
+    """
+    similarity.clamp_max_(_SAME_DIRECTION).masked_fill_(~active.unsqueeze(-1), -torch.inf)
+    nearest, labels = similarity.max(dim=1)
+    return torch.where(candidates, labels, -1), torch.where(candidates, nearest, torch.inf)
 
 
-def _distance_sums(nearest: Tensor, candidates: Tensor) -> Tensor:
-    """M times the loss of Eq. 6, `(R,)`."""
-    return torch.stack(
-        [
-            torch.where(is_candidate, 1.0 - m, 0.0).sum()
-            for m, is_candidate in zip(nearest, candidates, strict=True)
-        ]
-    )
+def _distance_sums(nearest: Tensor) -> Tensor:
+    """M times the loss of Eq. 6, `(R,)`; an infinite similarity does not count."""
+    distances = (1.0 - nearest).clamp_min_(0.0)
+    # Row by row, and from fresh memory: how a sum is split may depend on shape and alignment.
+    return torch.stack([row.clone().sum() for row in distances.unbind()])
 
 
 def _update(
-    directions: Sequence[Tensor],
-    labels: Tensor,
-    nearest: Tensor,
-    candidates: Tensor,
-    active: Tensor,
+    directions: Sequence[Tensor], labels: Tensor, nearest: Tensor, active: Tensor
 ) -> list[Tensor]:
     """Lines 11-12: unit sums of the members; tokens least like their centroid for empty groups."""
     num_rows, num_groups = active.shape
     sorted_labels, by_group = labels.sort(dim=-1, stable=True)
-    bags = torch.arange(-1, num_groups, device=labels.device).repeat(num_rows, 1)
-    starts = torch.searchsorted(sorted_labels, bags)  # (R, 1 + K), the first bag is no group
-    ends = F.pad(starts[:, 1:], (0, 1), value=labels.shape[-1])
-    empty = active & (starts == ends)[:, 1:]
-    loneliest = nearest.masked_fill(~candidates, torch.inf).argsort(dim=-1, stable=True)
-    replacements = loneliest.gather(1, (empty.cumsum(dim=-1) - 1).clamp_min(0))
+    # Bags of tokens: those without a group, those of group 0, 1, .., and a last bag of none.
+    bags = torch.arange(-1, num_groups + 1, device=labels.device).repeat(num_rows, 1)
+    starts = torch.searchsorted(sorted_labels, bags)
+    empty = active & (starts[:, 1:-1] == starts[:, 2:])  # (R, K)
+    loneliest = nearest.argsort(dim=-1, stable=True)
+    replacements = loneliest.gather(1, (empty.cumsum(dim=-1) - 1).clamp_min_(0))
     centroids = []
     for r, row in enumerate(directions):
-        # Sums bag by bag in token order; index_add on a GPU adds in any order.
-        sums = F.embedding_bag(by_group[r], row, starts[r], mode="sum")[1:]
-        substitutes = row.index_select(0, replacements[r])
+        # Adds up a bag in token order; index_add on a GPU would add in any order.
+        sums = F.embedding_bag(by_group[r], row, starts[r, :-1], mode="sum")[1:]
         means = unit_(sums, row_norms(sums))
+        substitutes = row.index_select(0, replacements[r])
         centroids.append(torch.where(empty[r].unsqueeze(-1), substitutes, means))
     return centroids

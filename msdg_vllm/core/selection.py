@@ -99,11 +99,11 @@ def take_tokens(
     budget = validate_count("budget", budget, minimum=1, maximum=num_tokens)
     lead = signals.groups.shape[:-1]
     signals = signals.map(lambda tensor: tensor.reshape(-1, *tensor.shape[len(lead) :]))
-    spent = signals.candidate_mask.sum(dim=-1).clamp_max(budget)  # (R,)
+    candidates = signals.candidate_mask
+    spent = candidates.sum(dim=-1).clamp_max(budget)  # (R,)
     budgets = _group_budgets(signals, scores, spent, options)
     kept = _top_of_groups(signals, _signal(options.rank_by, signals, scores, options), budgets)
-    missing = (budget - spent).unsqueeze(-1)
-    kept = kept | (~signals.candidate_mask & (_refill_rank(signals) < missing))
+    kept = kept | (~candidates & (_place_in_line(signals) < budget))
     # A stable sort by a flag puts the kept tokens first and leaves them in their order.
     indices = (~kept).to(torch.uint8).argsort(dim=-1, stable=True)[:, :budget]
     return indices.reshape(*lead, budget)
@@ -140,12 +140,16 @@ def _top_of_groups(signals: ImageSignals, values: Tensor, budgets: Tensor) -> Te
     return torch.zeros_like(top).scatter(1, order, top)
 
 
-def _refill_rank(signals: ImageSignals) -> Tensor:
-    """The place of each token in the queue behind the candidates, `(R, N)`."""
-    order = signals.sink_activation.argsort(dim=-1, stable=True)
-    # Sinks, then padding, then candidates: those are kept anyway when the queue is used.
-    tier = torch.where(signals.sink_mask, 0, torch.where(signals.candidate_mask, 2, 1))
-    order = order.gather(1, tier.gather(1, order).argsort(dim=-1, stable=True))
+def _place_in_line(signals: ImageSignals) -> Tensor:
+    """Where each token stands when candidates go first, `(R, N)`.
+
+    Behind them: sinks by activation, tokens that are not finite, padding; ties by order. So a
+    token that is no candidate stands within the budget only if that exceeds the candidates.
+    """
+    candidates = signals.candidate_mask
+    key = signals.sink_activation.clamp_max(torch.finfo(torch.float32).max)
+    key = key.masked_fill_(~(candidates | signals.sink_mask), torch.inf)
+    order = key.masked_fill_(candidates, -torch.inf).argsort(dim=-1, stable=True)
     places = torch.arange(signals.num_tokens, device=order.device).expand_as(order)
     return torch.empty_like(order).scatter(1, order, places)
 

@@ -77,21 +77,19 @@ def test_a_batch_equals_its_rows_one_by_one(
         shared = select_tokens(together, visual, query[0], budget)
         for row in range(num_rows):
             # A copy as well as a view: memory may be aligned otherwise.
-            for view in (lambda tensor: tensor[row], lambda tensor: tensor[row].clone()):  # noqa: B023
+            for own in (torch.Tensor.detach, torch.Tensor.clone):
+                x, t = own(visual[row]), own(query[row])
                 alone = analyze_image(
-                    {n: view(state) for n, state in states.items()},
+                    {n: own(state[row]) for n, state in states.items()},
                     profile,
                     patches_per_token,
-                    valid=view(valid),
+                    valid=valid[row],
                 )
                 assert_same(alone, together[row])
-                own_scores = score_tokens(alone, view(visual), view(query))
-                assert torch.equal(own_scores.score, scores.score[row])
-                assert torch.equal(own_scores.relevance, scores.relevance[row])
-                own_keep = select_tokens(alone, view(visual), view(query), budget)
-                assert torch.equal(own_keep, keep[row])
-                own_shared = select_tokens(alone, view(visual), query[0].clone(), budget)
-                assert torch.equal(own_shared, shared[row])
+                assert torch.equal(score_tokens(alone, x, t).score, scores.score[row])
+                assert torch.equal(score_tokens(alone, x, t).relevance, scores.relevance[row])
+                assert torch.equal(select_tokens(alone, x, t, budget), keep[row])
+                assert torch.equal(select_tokens(alone, x, query[0].clone(), budget), shared[row])
 
 
 @pytest.mark.usefixtures("_num_threads")

@@ -99,13 +99,12 @@ def test_a_zero_direction_can_seed_a_group_that_stays_empty() -> None:
 
 def test_empty_groups_start_again_from_the_tokens_least_like_their_centroids() -> None:
     directions = at_angles([float(10 * i) for i in range(16)])
-    candidates = torch.ones(1, 16, dtype=torch.bool)
-    candidates[0, 5] = False
-    labels = torch.where(candidates, torch.tensor([[1, 3] * 8]), -1)
+    labels = torch.tensor([[1, 3] * 8])
+    labels[0, 5] = -1
     nearest = torch.full((1, 16), 0.9)
-    nearest[0, [5, 9, 2, 7, 3]] = torch.tensor([0.1, 0.2, 0.3, 0.3, 0.4])
+    nearest[0, [5, 9, 2, 7, 3]] = torch.tensor([torch.inf, 0.2, 0.3, 0.3, 0.4])
     active = torch.tensor([[True] * 6 + [False] * 2])
-    (centroids,) = _update([directions], labels, nearest, candidates, active)
+    (centroids,) = _update([directions], labels, nearest, active)
     # Groups 0, 2, 4 and 5 are empty: tokens 9, 2, 7 (ties by order) and 3; 5 is no candidate.
     assert torch.equal(centroids[[0, 2, 4, 5]], directions[[9, 2, 7, 3]])
     for which in (1, 3):

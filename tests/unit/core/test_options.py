@@ -211,4 +211,4 @@ def test_random_ranking_treats_all_positions_alike() -> None:
 )
 def test_an_option_that_does_not_exist_is_refused_with_the_choices(field: str) -> None:
     with pytest.raises(OptionError, match=f"{field} must be one of .*, got 'nonsense'"):
-        SelectionOptions(**{field: "nonsense"})
+        SelectionOptions(**{field: "nonsense"})  # type: ignore[arg-type]
