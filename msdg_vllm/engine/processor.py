@@ -15,7 +15,7 @@ from transformers import BatchFeature
 from vllm.config import VllmConfig
 from vllm.multimodal.hasher import MultiModalHasher
 from vllm.multimodal.inputs import MultiModalFieldConfig
-from vllm.multimodal.parse import EmbeddingItems
+from vllm.multimodal.parse import DictEmbeddingItems, EmbeddingItems
 from vllm.multimodal.processing import BaseMultiModalProcessor, PromptUpdate
 
 from msdg_vllm.core import num_kept_tokens
@@ -152,7 +152,7 @@ class PruningProcessor(BaseMultiModalProcessor[Any]):
             retention = self.settings.default_retention
         if retention == 1:
             return UNPRUNED
-        if isinstance(items, EmbeddingItems):
+        if isinstance(items, EmbeddingItems | DictEmbeddingItems):
             raise RequestError(
                 f"retention {retention} needs pixels, but {modality} {index} came as precomputed "
                 "embeddings, which carry no encoder states; send retention 1.0 with them",
