@@ -15,14 +15,17 @@ QWEN = built_in_profile("qwen2.5-vl")
 
 
 def test_the_built_in_profiles_are_those_of_the_paper() -> None:
-    assert CLIP == EncoderProfile(
-        direction_layers=(2, 23),
-        saliency_window=(14, 19),
-        sink_layer=12,
-        sink_coordinate=650,
-        sink_threshold=50.0,
-        num_groups=20,
-        seed=0,
+    assert (
+        EncoderProfile(
+            direction_layers=(2, 23),
+            saliency_window=(14, 19),
+            sink_layer=12,
+            sink_coordinate=650,
+            sink_threshold=50.0,
+            num_groups=20,
+            seed=0,
+        )
+        == CLIP
     )
     assert replace(QWEN, output_layer=None) == EncoderProfile(
         direction_layers=(2, 31),
@@ -103,9 +106,7 @@ def test_an_unknown_encoder_says_how_to_provide_a_profile() -> None:
         ("output_layer", -2, "output_layer must be at least 0, got -2"),
     ],
 )
-def test_a_profile_that_does_not_add_up_is_refused(
-    field: str, value: object, message: str
-) -> None:
+def test_a_profile_that_does_not_add_up_is_refused(field: str, value: object, message: str) -> None:
     fields = {**json.loads(CLIP.to_json()), field: value}
     with pytest.raises(ProfileError) as caught:
         EncoderProfile.from_json(json.dumps(fields))
