@@ -48,7 +48,7 @@ def export(model: LlavaForConditionalGeneration, folder: Path) -> None:
     """Write weights in half precision, config, tokenizer, processor and the weights' hash."""
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer = build_tokenizer()
-    model = model.to(torch.float16)
+    model = model.half()
     model.config.dtype = torch.float16
     model.generation_config = GenerationConfig(
         bos_token_id=tokenizer.bos_token_id,
