@@ -227,7 +227,7 @@ def test_a_body_that_is_no_json_is_refused(server: Server) -> None:
 
 def test_a_client_that_leaves_does_not_disturb_others(server: Server) -> None:
     place = urlsplit(server.url)
-    for seed in range(8):
+    for seed in range(0, 8, 2):
         picture = picture_of("huge", seed)
         body = json.dumps({**question_with(picture), "max_tokens": 500, "ignore_eos": True})
         head = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"

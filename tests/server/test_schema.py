@@ -88,4 +88,5 @@ def test_nothing_brings_a_server_error(
     assert statuses
     assert max(statuses) < 500
     if method == "POST":
-        assert (200 in statuses) == (mode is GenerationMode.POSITIVE)
+        # What is wrong may also be a field that vLLM passes over, so a 200 proves nothing there.
+        assert (200 if mode is GenerationMode.POSITIVE else 400) in statuses
