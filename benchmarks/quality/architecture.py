@@ -19,12 +19,14 @@ PATCH_SIDE = 8
 GRID = IMAGE_SIDE // PATCH_SIDE
 NUM_VISUAL_TOKENS = GRID * GRID
 EARLY_LAYERS = 5
+SPELLING_LAYER = 2
+TOWER_WIDTH = 128
 
 
 def build_llava(tokenizer: PreTrainedTokenizerFast) -> LlavaForConditionalGeneration:
     """Return an untrained model; heads are 32 wide, which vLLM's CPU attention supports."""
     vision = CLIPVisionConfig(
-        hidden_size=128,
+        hidden_size=TOWER_WIDTH,
         intermediate_size=256,
         num_hidden_layers=12,
         num_attention_heads=4,
@@ -118,20 +120,22 @@ def encode_pictures(
     pixels: torch.Tensor,
     seen: torch.Tensor | None = None,
     num_layers: int = -1,
-) -> torch.Tensor:
-    """Return projected visual tokens `(B, 144, D)`, as the model's own forward computes them.
+) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """Return projected visual tokens `(B, 144, D)` and the patches' states after each layer.
 
-    The last encoder layer is skipped: LLaVA reads the states that enter it. With `seen`
-    `(B, n)` the tower is shown those patches only, in their places. `num_layers` as in a slice.
+    The tokens are those of the model's own forward: the last encoder layer is skipped because
+    LLaVA reads the states that enter it. With `seen` `(B, n)` the tower is shown those patches
+    only, in their places. `num_layers` as in a slice.
     """
     tower: Any = model.model.vision_tower
-    states = tower.embeddings(pixels)
+    state = tower.embeddings(pixels)
     if seen is not None:
         places = torch.cat([torch.zeros_like(seen[:, :1]), seen + 1], dim=1)  # class token first
-        states = states.gather(1, places.unsqueeze(-1).expand(-1, -1, states.shape[-1]))
-    states = tower.pre_layrnorm(states)
+        state = state.gather(1, places.unsqueeze(-1).expand(-1, -1, state.shape[-1]))
+    state = tower.pre_layrnorm(state)
+    states = []
     for layer in tower.encoder.layers[:num_layers]:
-        states = layer(states, None)
-        states = states[0] if isinstance(states, tuple) else states
-    tokens: torch.Tensor = model.model.multi_modal_projector(states[:, 1:])
-    return tokens
+        state = layer(state, None)
+        state = state[0] if isinstance(state, tuple) else state
+        states.append(state[:, 1:])
+    return model.model.multi_modal_projector(states[-1]), states

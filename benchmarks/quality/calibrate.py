@@ -23,6 +23,7 @@ from msdg_vllm.profiles import EncoderProfile
 _TOP = 0.3  # share of tokens ranked by update magnitude, as in the paper
 _SINK_RATIO = 10.0  # the paper's diagnostic threshold of the max-to-median ratio
 _AT_ONCE = 32
+_TINY = 1e-6  # a layer that changes nothing has no peak
 
 
 def foreground_recall(magnitude: Tensor, foreground: Tensor) -> float:
@@ -45,7 +46,7 @@ def calibrate(states: list[Tensor], foreground: Tensor, width: int) -> EncoderPr
     """Return the profile; states past the one the projector reads are never used."""
     last = len(states) - 2
     updates = [(states[n + 1] - states[n]).norm(dim=-1) for n in range(last)]
-    ratios = [float((u.amax(1) / u.median(1).values).mean()) for u in updates]
+    ratios = [float((u.amax(1) / u.median(1).values.clamp(min=_TINY)).mean()) for u in updates]
     # The last update would leave no state after it to look at.
     sink_layer = int(np.argmax(ratios[:-1]))
     after = states[sink_layer + 1].abs()

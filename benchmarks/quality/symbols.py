@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import PreTrainedTokenizerFast
 
+from benchmarks.quality.architecture import GRID
 from benchmarks.quality.pool import BACKGROUND, MAX_CODE, NAMES
-from benchmarks.quality.scenes import CHARACTERS, COLORS
+from benchmarks.quality.scenes import CHARACTER_WIDTH, CHARACTERS, COLORS
 from benchmarks.quality.tokenizer import PLURALS
 
 _FREQUENCIES = (1, 2, 4, 8)
@@ -24,7 +25,9 @@ _FREQUENCIES = (1, 2, 4, 8)
 class Symbols(nn.Module):
     """Word sums for the items of a scene; used in training only."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerFast, embeddings: nn.Module) -> None:
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerFast, embeddings: nn.Module, tower_width: int
+    ) -> None:
         super().__init__()
         # In a tuple: the language model owns these weights, not this module.
         self._shared = (embeddings.get_parameter("weight"),)
@@ -40,6 +43,7 @@ class Symbols(nn.Module):
         self.place = nn.Linear(2 + 4 * len(_FREQUENCIES), width, bias=False)
         nn.init.normal_(self.place.weight, 0, 0.6 / width**0.5)
         self._tie_word_forms(tokenizer)
+        self.spelling = nn.Linear(tower_width, len(CHARACTERS))
 
     @torch.no_grad()
     def _tie_word_forms(self, tokenizer: PreTrainedTokenizerFast) -> None:
@@ -124,3 +128,33 @@ def sum_of_readings(readings: Sequence[tuple[Tensor, Tensor, Tensor]]) -> Tensor
             similarity = 6.0 * read @ functional.normalize(table, dim=-1).T
             total = total + functional.cross_entropy(similarity, wanted)
     return total
+
+
+def spelling_loss(
+    symbols: Symbols, states: Tensor, patches: Tensor, batch: dict[str, Tensor]
+) -> Tensor:
+    """How badly the character under each patch of a sign is read from the patch's early state.
+
+    A sign's tokens shall spell the whole code. That hardly starts to be learnt before single
+    characters are known, and this teaches them.
+
+    Args:
+        symbols: Holds the reader.
+        states: `(B, n, d)`.
+        patches: Number of each patch in the picture, `(B, n)`.
+        batch: The truth, with `owner` of those patches.
+    """
+    owner = batch["owner"]
+    row, patch = (owner >= 0).nonzero(as_tuple=True)
+    item = owner[row, patch]
+    signs = batch["names"][row, item] == NAMES.index("sign")
+    row, patch, item = row[signs], patch[signs], item[signs]
+    if not len(row):
+        return torch.zeros(())
+    code = batch["characters"][row, item]  # (P, 3)
+    length = (code >= 0).sum(-1)
+    x = (patches[row, patch] % GRID + 0.5) / GRID
+    place = ((x - batch["centers"][row, item, 0]) / CHARACTER_WIDTH + (length - 1) / 2).round()
+    place = torch.minimum(place.long().clamp(min=0), length - 1)
+    wanted = code.gather(1, place.unsqueeze(1)).squeeze(1)
+    return functional.cross_entropy(symbols.spelling(states[row, patch]), wanted)

@@ -7,8 +7,9 @@ training goes in stages, each of which starts where the one before has ended:
 2. `grid`: the same with a token per patch, items spread over several of them.
 3. `align`: tower and projector alone, until the token of a patch is the sum of its words; the
    tower sees the patches that show something and a few others.
-4. `glimpses`: everything together on such patches.
-5. `pictures`: the same on whole pictures.
+4. `spell`: the same, while early states also learn the single characters of codes.
+5. `glimpses`: everything together on such patches.
+6. `pictures`: the same on whole pictures.
 
 Every random choice depends on the seed, the stage and the step alone, so that a run that was
 stopped goes on as if it had not been.
@@ -32,6 +33,8 @@ from benchmarks.quality.architecture import (
     GRID,
     IMAGE_SIDE,
     NUM_VISUAL_TOKENS,
+    SPELLING_LAYER,
+    TOWER_WIDTH,
     build_llava,
     encode_pictures,
 )
@@ -44,7 +47,7 @@ from benchmarks.quality.packing import (
     sample_arrays,
 )
 from benchmarks.quality.pool import Pool, load_pool
-from benchmarks.quality.symbols import Symbols, alignment_loss
+from benchmarks.quality.symbols import Symbols, alignment_loss, spelling_loss
 from benchmarks.quality.tokenizer import build_tokenizer
 
 RUNS = Path(__file__).parent / "runs"
@@ -76,9 +79,10 @@ class Stage:
 STAGES = (
     Stage("words", 400, 32, 8, language_rate=1.5e-3),
     Stage("grid", 120, 24, 8, language_rate=1e-3),
-    Stage("align", 2400, 32, 0, vision_rate=2e-3, cooldown=0.25),
-    Stage("glimpses", 300, 24, 8, language_rate=8e-4, vision_rate=8e-4),
-    Stage("pictures", 150, 24, 8, language_rate=5e-4, vision_rate=5e-4, cooldown=0.6),
+    Stage("align", 1100, 32, 0, vision_rate=2e-3),
+    Stage("spell", 600, 32, 0, vision_rate=2e-3),
+    Stage("glimpses", 2400, 32, 6, language_rate=1e-3, vision_rate=1.5e-3, cooldown=0.2),
+    Stage("pictures", 600, 24, 6, language_rate=5e-4, vision_rate=8e-4, cooldown=0.7),
 )
 # How many of the 144 patches there are while it is learnt what items look like: all that show
 # anything, and some background. It costs a quarter.
@@ -94,7 +98,7 @@ class Trainer:
         self.pool = pool
         self.tokenizer = build_tokenizer()
         self.model: LlavaForConditionalGeneration = build_llava(self.tokenizer)
-        self.symbols = Symbols(self.tokenizer, self.model.get_input_embeddings())
+        self.symbols = Symbols(self.tokenizer, self.model.get_input_embeddings(), TOWER_WIDTH)
         with torch.no_grad():
             self.model.lm_head.weight.copy_(self.symbols.words)
         self.opening = torch.tensor([self.tokenizer.convert_tokens_to_ids("USER:")])
@@ -103,8 +107,12 @@ class Trainer:
         core = self.model.model
         language = [*core.language_model.parameters(), *self.model.lm_head.parameters()]
         vision = [*core.vision_tower.parameters(), *core.multi_modal_projector.parameters()]
+        spelling = list(self.symbols.spelling.parameters())
         if stage.name in ("words", "grid"):
-            language += list(self.symbols.parameters())
+            taught = {id(parameter) for parameter in spelling}
+            language += [p for p in self.symbols.parameters() if id(p) not in taught]
+        else:
+            vision += spelling
         groups = [(language, stage.language_rate), (vision, stage.vision_rate)]
         for parameters, rate in groups:
             for parameter in parameters:
@@ -122,17 +130,22 @@ class Trainer:
         scenes = rng.integers(len(self.pool), size=stage.batch)
         batch = sample_arrays(self.pool, scenes)
         seen = None
-        if stage.name in ("grid", "align", "glimpses"):
+        if stage.name in ("grid", "align", "spell", "glimpses"):
             seen = choose_glimpse(batch["owner"], _GLIMPSE, generator)
             batch["owner"] = batch["owner"].gather(1, seen)
         alignment = torch.zeros(())
         if stage.name in ("words", "grid"):
             tokens = self._symbolic_tokens(batch, generator)
         else:
-            num_layers = EARLY_LAYERS if stage.name == "align" else -1
-            tokens = encode_pictures(self.model, self._pixels(scenes), seen, num_layers)
+            num_layers = -1 if stage.name == "pictures" else EARLY_LAYERS
+            tokens, states = encode_pictures(self.model, self._pixels(scenes), seen, num_layers)
             alignment = alignment_loss(self.symbols, tokens, batch)
-            if stage.name == "align":
+            if stage.name != "align":
+                every = torch.arange(NUM_VISUAL_TOKENS).expand(stage.batch, -1)
+                patches = every if seen is None else seen
+                early = states[SPELLING_LAYER]
+                alignment = alignment + spelling_loss(self.symbols, early, patches, batch)
+            if stage.name in ("align", "spell"):
                 return alignment, {}
         if stage.name == "words":
             kept = choose_patches(batch["owner"], 12, generator, one_per_item=True)
@@ -145,7 +158,7 @@ class Trainer:
             kept = choose_patches(batch["owner"], num_kept, generator)
         tokens = tokens.gather(1, kept.unsqueeze(-1).expand(-1, -1, tokens.shape[-1]))
         answer, accuracy = self._answer_loss(tokens, scenes, stage, rng)
-        return answer + 0.3 * alignment, {"correct": accuracy}
+        return answer + alignment, {"correct": accuracy}
 
     def _symbolic_tokens(self, batch: dict[str, Tensor], generator: torch.Generator) -> Tensor:
         items = self.symbols.item_vectors(

@@ -66,9 +66,9 @@ def test_training_encodes_pictures_as_the_model_itself_does(model):
     pixels = torch.randn(2, 3, IMAGE_SIDE, IMAGE_SIDE)
     states = model.model.vision_tower(pixels, output_hidden_states=True).hidden_states
     expected = model.model.multi_modal_projector(states[-2][:, 1:])
-    torch.testing.assert_close(encode_pictures(model, pixels), expected)
+    torch.testing.assert_close(encode_pictures(model, pixels)[0], expected)
     every_patch = torch.arange(GRID * GRID).expand(2, -1)
-    torch.testing.assert_close(encode_pictures(model, pixels, every_patch), expected)
+    torch.testing.assert_close(encode_pictures(model, pixels, every_patch)[0], expected)
 
 
 @pytest.mark.parametrize("one_per_item", [False, True])
