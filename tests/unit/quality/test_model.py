@@ -1,0 +1,85 @@
+"""The bundled model is the one that was committed, loads as it is, and answers."""
+
+import pytest
+import torch
+from transformers import AutoProcessor, AutoTokenizer, LlavaForConditionalGeneration
+
+from benchmarks.quality.drawing import draw_scene
+from benchmarks.quality.evaluate import PROFILE, Model, accuracies
+from benchmarks.quality.export import HASHES, MODELS, WEIGHTS, sha256
+from benchmarks.quality.pool import question_tokens
+from benchmarks.quality.questions import ask_one_of_each
+from benchmarks.quality.scenes import sample_scene
+from msdg_vllm.profiles import EncoderProfile
+
+FOLDER = MODELS / "scenes-llava"
+
+
+@pytest.fixture(scope="module")
+def model() -> Model:
+    return Model(FOLDER)
+
+
+def _chat(processor, question):
+    parts = [{"type": "image"}, {"type": "text", "text": question.text}]
+    messages = [{"role": "user", "content": parts}]
+    return processor.apply_chat_template(messages, add_generation_prompt=True)
+
+
+def test_weights_are_those_of_the_hash_file_and_small():
+    listed, name = (FOLDER / HASHES).read_text().split()
+    assert name == WEIGHTS
+    assert sha256(FOLDER / WEIGHTS) == listed
+    assert (FOLDER / WEIGHTS).stat().st_size <= 12_000_000
+
+
+def test_every_weight_is_used_and_none_is_missing():
+    _, loading = LlavaForConditionalGeneration.from_pretrained(FOLDER, output_loading_info=True)
+    assert not loading["missing_keys"]
+    assert not loading["unexpected_keys"]
+    assert not loading["mismatched_keys"]
+
+
+def test_the_processor_makes_one_placeholder_per_visual_token(model):
+    processor = AutoProcessor.from_pretrained(FOLDER)
+    for size in ((192, 192), (400, 100), (30, 90), (3, 2)):
+        picture = draw_scene(sample_scene(0, "test")).resize(size)
+        inputs = processor(images=picture, text="USER:<image>\nHello\n", return_tensors="pt")
+        assert inputs.pixel_values.shape == (1, 3, 96, 96)
+        assert (inputs.input_ids == model.llava.config.image_token_id).sum() == 144
+
+
+def test_a_chat_request_has_the_tokens_of_training():
+    processor = AutoProcessor.from_pretrained(FOLDER)
+    for question in ask_one_of_each(sample_scene(1, "test")):
+        rendered = AutoTokenizer.from_pretrained(FOLDER)(_chat(processor, question)).input_ids
+        tokens, prompt = question_tokens(processor.tokenizer, question.text, question.answer)
+        opening = processor.tokenizer("USER:<image>").input_ids
+        assert rendered == opening + tokens[:prompt]
+
+
+def test_the_profile_names_layers_the_tower_has(model):
+    profile = EncoderProfile.load(FOLDER / PROFILE)
+    assert max(profile.layers) <= model.llava.config.vision_config.num_hidden_layers - 1
+    assert profile.sink_coordinate < model.llava.config.vision_config.hidden_size
+
+
+@torch.inference_mode()
+def test_generation_says_what_evaluation_counts(model):
+    """Greedy decoding through transformers' own path agrees with the teacher-forced count."""
+    scene = sample_scene(7, "test")
+    questions = ask_one_of_each(scene)
+    visual, _ = model.see([scene])
+    counted = model.correct(visual.expand(len(questions), -1, -1), questions)
+    for question, right in zip(questions, counted, strict=True):
+        inputs = model.processor(
+            images=draw_scene(scene), text=_chat(model.processor, question), return_tensors="pt"
+        )
+        output = model.llava.generate(**inputs)[0, inputs.input_ids.shape[1] :]
+        said = model.processor.tokenizer.decode(output, skip_special_tokens=True)
+        assert (said == question.answer) == right
+
+
+def test_it_answers_scenes_it_was_never_shown_better_than_guessing(model):
+    accuracy = accuracies(model, "test", 64, {"1/3": ("msdg", 1 / 3)})["1/3"]
+    assert accuracy["overall"] > 0.5
