@@ -44,13 +44,14 @@ def group_tokens(
     candidates = F.pad(candidates, (0, padded_tokens - num_tokens))
     directions = [fill_up(row, padded_tokens) for row in directions]
     active = torch.arange(padded_groups, device=candidates.device) < num_groups.unsqueeze(-1)
+    excluded, inactive = ~candidates, ~active.unsqueeze(-1)
     num_candidates = candidates.sum(dim=-1).clamp_min(1)
 
-    centroids, similarity = _farthest_points(directions, candidates, active, max_groups, seed)
+    centroids, similarity = _farthest_points(directions, candidates, padded_groups, seed)
     converged = torch.zeros_like(num_candidates, dtype=torch.bool)
     previous: tuple[Tensor, Tensor] | None = None
     for _ in range(_MAX_ITERATIONS):
-        labels, nearest = _assign(similarity, candidates, active)
+        labels, nearest = _assign(similarity, excluded, inactive)
         loss = _distance_sums(nearest) / num_candidates
         if previous is not None:
             previous_labels, previous_loss = previous
@@ -67,14 +68,17 @@ def group_tokens(
         similarity = torch.stack(
             [mu @ row.T for mu, row in zip(centroids, directions, strict=True)]
         )
-    labels, _ = _assign(similarity, candidates, active)
+    labels, _ = _assign(similarity, excluded, inactive)
     return labels[:, :num_tokens]
 
 
 def _farthest_points(
-    directions: Sequence[Tensor], candidates: Tensor, active: Tensor, max_groups: int, seed: int
+    directions: Sequence[Tensor], candidates: Tensor, num_groups: int, seed: int
 ) -> tuple[list[Tensor], Tensor]:
-    """Eq. 5: the first centroids, `(K, d)` per row, and the products with them, `(R, K, N)`."""
+    """Eq. 5: the first centroids, `(K, d)` per row, and the products with them, `(R, K, N)`.
+
+    A row with fewer candidates than groups repeats tokens; those groups are not active.
+    """
     ordinal = candidates.cumsum(dim=-1)  # 1 for the first candidate
     first = torch.remainder(seed, ordinal[:, -1:].clamp_min(1)) + 1
     index = (candidates & (ordinal == first)).to(torch.uint8).argmax(dim=-1, keepdim=True)
@@ -82,7 +86,7 @@ def _farthest_points(
     # chosen or no candidates.
     nearest = torch.where(candidates, -torch.inf, torch.inf)
     seeds, similarities = [], []
-    for _ in range(max_groups):
+    for _ in range(num_groups):
         chosen = [row.index_select(0, i) for row, i in zip(directions, index.unbind(), strict=True)]
         products = torch.stack(
             [torch.mv(row, mu.squeeze(0)) for row, mu in zip(directions, chosen, strict=True)]
@@ -93,28 +97,26 @@ def _farthest_points(
         nearest = nearest.scatter(1, index, torch.inf).fmax(products)
         # The largest 1 - x is the smallest x; argmin returns the first of equal values.
         index = nearest.argmin(dim=-1, keepdim=True)
-    # Groups that only fill up a tile repeat the last centroid.
-    unused = active.shape[-1] - max_groups
-    centroids = [torch.cat(of_row) for of_row in zip(*seeds, *[seeds[-1]] * unused, strict=True)]
-    return centroids, torch.stack(similarities + similarities[-1:] * unused, dim=1)
+    centroids = [torch.cat(of_row) for of_row in zip(*seeds, strict=True)]
+    return centroids, torch.stack(similarities, dim=1)
 
 
-def _assign(similarity: Tensor, candidates: Tensor, active: Tensor) -> tuple[Tensor, Tensor]:
+def _assign(similarity: Tensor, excluded: Tensor, inactive: Tensor) -> tuple[Tensor, Tensor]:
     """Line 9: the nearest centroid of each token (ties: lower group), the similarity to it.
 
-    A token that is no candidate gets the label -1 and an infinite similarity. Overwrites
+    A token that is excluded gets the label -1 and an infinite similarity. Overwrites
     `similarity`, `(R, K, N)`.
     """
-    similarity.clamp_max_(_SAME_DIRECTION).masked_fill_(~active.unsqueeze(-1), -torch.inf)
+    similarity.clamp_max_(_SAME_DIRECTION).masked_fill_(inactive, -torch.inf)
     nearest, labels = similarity.max(dim=1)
-    return torch.where(candidates, labels, -1), torch.where(candidates, nearest, torch.inf)
+    return labels.masked_fill_(excluded, -1), nearest.masked_fill_(excluded, torch.inf)
 
 
 def _distance_sums(nearest: Tensor) -> Tensor:
     """M times the loss of Eq. 6, `(R,)`; an infinite similarity does not count."""
     distances = (1.0 - nearest).clamp_min_(0.0)
-    # Row by row, and from fresh memory: how a sum is split may depend on shape and alignment.
-    return torch.stack([row.clone().sum() for row in distances.unbind()])
+    # Row by row: how a sum over one dimension is split may depend on the size of the other.
+    return torch.stack([row.sum() for row in distances.unbind()])
 
 
 def _update(

@@ -66,7 +66,7 @@ def assert_same(first: ImageSignals, second: ImageSignals) -> None:
 def test_a_batch_equals_its_rows_one_by_one(
     num_rows: int, num_tokens: int, width: int, patches_per_token: int
 ) -> None:
-    for seed in range(2):
+    for seed in range(1 if torch.get_num_threads() > 1 else 3):
         states, visual, query, valid, profile = make_batch(
             num_rows, num_tokens, width, patches_per_token, seed
         )

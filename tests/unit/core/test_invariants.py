@@ -38,7 +38,7 @@ def images(draw: st.DrawFn, elements: st.SearchStrategy[float]) -> Case:
     )
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(images(ANY_FLOAT) | images(ORDINARY_FLOAT))
 def test_exactly_the_budget_is_kept_and_everything_is_finite(case: Case) -> None:
     signals = analyze_image(case.states, case.profile, case.patches_per_token, valid=case.valid)
@@ -56,7 +56,7 @@ def test_exactly_the_budget_is_kept_and_everything_is_finite(case: Case) -> None
     assert not signals.sink_activation.isnan().any()
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(images(ANY_FLOAT) | images(ORDINARY_FLOAT))
 def test_sinks_are_kept_only_when_candidates_run_out(case: Case) -> None:
     signals = analyze_image(case.states, case.profile, case.patches_per_token, valid=case.valid)
@@ -70,7 +70,7 @@ def test_sinks_are_kept_only_when_candidates_run_out(case: Case) -> None:
     assert not (signals.sink_mask & candidates).any()
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(images(ANY_FLOAT) | images(ORDINARY_FLOAT))
 def test_every_candidate_has_a_group_and_nothing_else_has_one(case: Case) -> None:
     signals = analyze_image(case.states, case.profile, case.patches_per_token, valid=case.valid)
@@ -84,7 +84,7 @@ def test_every_candidate_has_a_group_and_nothing_else_has_one(case: Case) -> Non
     assert torch.equal(~outside, torch.ones_like(outside) if case.valid is None else case.valid)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(st.integers(0, 2**32 - 1), st.integers(-10, 10))
 def test_scaling_all_states_by_a_power_of_two_changes_no_group(seed: int, exponent: int) -> None:
     generator = torch.Generator().manual_seed(seed)
@@ -97,7 +97,7 @@ def test_scaling_all_states_by_a_power_of_two_changes_no_group(seed: int, expone
     torch.testing.assert_close(after.saliency, before.saliency * 2.0**exponent)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(images(ORDINARY_FLOAT), st.floats(0.01, 1))
 def test_the_count_made_beforehand_is_the_count_returned(case: Case, retention: float) -> None:
     budget = num_kept_tokens(len(case.visual), retention)

@@ -200,7 +200,7 @@ def test_random_ranking_repeats_for_a_seed_and_differs_between_seeds() -> None:
 
 
 def test_random_ranking_treats_all_positions_alike() -> None:
-    num_tokens, budget, num_draws = 100, 25, 2000
+    num_tokens, budget, num_draws = 100, 25, 800
     frequency = random_draws(num_tokens, budget, num_draws).flatten().bincount() / num_draws
     # Six standard deviations of a fair draw.
     assert (frequency - 0.25).abs().max() < 6 * math.sqrt(0.25 * 0.75 / num_draws)
