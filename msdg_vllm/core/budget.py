@@ -13,10 +13,12 @@ def validate_retention(retention: object) -> float:
     Accepts any real number but no bool and no text: `true` or `"0.5"` in a request is a mistake
     of the client, not a budget.
     """
-    # Compared before it is converted: an integer can be too large for a float.
-    if not isinstance(retention, bool) and isinstance(retention, Real) and 0 < retention <= 1:
-        value = float(retention)
-        if value > 0.0:
+    if not isinstance(retention, bool) and isinstance(retention, Real):
+        try:
+            value = float(retention)
+        except OverflowError:  # an integer can be too large for a float
+            value = math.inf
+        if 0.0 < value <= 1.0:
             return value
     raise RetentionError(
         f"retention must be in (0, 1], got {retention!r}; send 1.0 to turn pruning off"
