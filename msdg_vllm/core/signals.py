@@ -25,16 +25,15 @@ class TokenSignals:
     """What the states of one image say about its tokens.
 
     Attributes:
-        saliency: u, `(N,)`.
-        activation: Absolute value at the sink coordinate, `(N,)`; 0 without the sink filter.
-        finite: `(N,)`, False where a state of the token, or its norm, is not finite.
+        saliency: u, `(N,)`; 0 where not finite.
+        activation: Absolute value at the sink coordinate, `(N,)`, or 0 without the sink filter;
+            infinite for a token with a state, or the norm of a state, that is not finite.
         directions: `(N, d)`, unit norm or zero where the token is finite; None without grouping.
         moved: `(N,)`, True where the token is finite and its direction, if any, is not zero.
     """
 
     saliency: Tensor
     activation: Tensor
-    finite: Tensor
     directions: Tensor | None
     moved: Tensor
 
@@ -85,7 +84,6 @@ def token_signals(
     return TokenSignals(
         saliency=torch.where(finite, saliency, 0.0),
         activation=torch.where(finite, activation, torch.inf),
-        finite=finite,
         directions=directions,
         moved=moved,
     )

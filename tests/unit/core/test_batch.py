@@ -6,9 +6,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from msdg_vllm.core import ImageSignals, analyze_image, score_tokens, select_tokens
+from msdg_vllm.core import (
+    ImageSignals,
+    analysis,
+    analyze_image,
+    score_tokens,
+    select_tokens,
+)
 from msdg_vllm.profiles import EncoderProfile
 from tests.unit.core.cases import make_profile
+
+pytestmark = pytest.mark.usefixtures("_rows_together")
 
 
 @pytest.fixture(params=[1, 2])
@@ -116,6 +124,14 @@ def test_the_sizes_of_a_real_encoder_give_the_same_bits_in_a_batch() -> None:
         alone = analyze_image({n: state[row].clone() for n, state in states.items()}, profile)
         assert_same(alone, together[row])
         assert torch.equal(score_tokens(alone, visual[row], query).score, scores.score[row])
+
+
+def test_rows_handled_one_by_one_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    states, _, _, valid, profile = make_batch(5, 50, 20)
+    together = analyze_image(states, profile, valid=valid)
+    for step in (1, 2, 3, 9):
+        monkeypatch.setattr(analysis, "_ROWS_AT_ONCE", {"cpu": step})
+        assert_same(analyze_image(states, profile, valid=valid), together)
 
 
 def test_several_leading_dimensions_are_kept() -> None:

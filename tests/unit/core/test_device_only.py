@@ -70,6 +70,7 @@ def run(
     return select_tokens(signals, visual, query, 6, options)
 
 
+@pytest.mark.usefixtures("_rows_together")
 @pytest.mark.parametrize("options", VARIANTS)
 def test_no_operator_waits_for_the_device(options: SelectionOptions) -> None:
     inputs = make_inputs("cpu")
@@ -104,6 +105,7 @@ def test_shapes_follow_without_any_data(options: SelectionOptions) -> None:
     assert run(*make_inputs("meta"), options).shape == (2, 6)
 
 
+@pytest.mark.usefixtures("_rows_together")
 def test_both_halves_trace_without_a_graph_break() -> None:
     states, visual, query, valid = make_inputs("cpu")
     signals = analyze_image(states, PROFILE, 4, valid=valid)
