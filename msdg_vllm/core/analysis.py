@@ -14,8 +14,7 @@ from msdg_vllm.errors import ShapeError
 from msdg_vllm.profiles import EncoderProfile
 
 # Rows that are handled together, by type of device; all of them where none is named. A GPU wants
-# few large launches. A CPU wants the directions of one image to stay in its cache: five tiles
-# together take half as long again as one by one. The result is the same.
+# few launches, a CPU the directions of one image in its cache. The result is the same.
 _ROWS_AT_ONCE = {"cpu": 1}
 
 
@@ -198,7 +197,7 @@ def _check_shapes(
 ) -> tuple[tuple[int, ...], int]:
     """Return the leading dimensions and N, or raise a `ShapeError`."""
     shapes = sorted({tuple(values.shape) for values in per_patch})
-    if len(shapes) > 1:
+    if len(shapes) > 1 or 0 in shapes[0]:
         raise ShapeError(f"saliency must have one value per patch of the states, got {shapes}")
     *lead, num_patches = shapes[0]
     if patches_per_token < 1 or num_patches % patches_per_token:
