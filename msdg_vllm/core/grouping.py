@@ -47,35 +47,34 @@ def group_tokens(
     excluded, inactive = ~candidates, ~active.unsqueeze(-1)
     num_candidates = candidates.sum(dim=-1).clamp_min(1)
 
-    centroids, similarity = _farthest_points(directions, candidates, padded_groups, seed)
-    converged = torch.zeros_like(num_candidates, dtype=torch.bool)
-    previous: tuple[Tensor, Tensor] | None = None
+    # The tokens of a row in bags: those without a group, of group 0, 1, .., and an empty last bag.
+    bags = torch.arange(-1, padded_groups + 1, device=candidates.device)
+    bags = bags.expand(len(directions), -1).contiguous()
+
+    similarity = _farthest_points(directions, candidates, padded_groups, seed)
+    labels, nearest = _assign(similarity, excluded, inactive)
+    loss = _distance_sums(nearest) / num_candidates
+    converged = torch.zeros_like(num_candidates, dtype=torch.bool).unsqueeze(-1)
     for _ in range(_MAX_ITERATIONS):
-        labels, nearest = _assign(similarity, excluded, inactive)
-        loss = _distance_sums(nearest) / num_candidates
-        if previous is not None:
-            previous_labels, previous_loss = previous
-            change = (previous_loss - loss).abs() / previous_loss.clamp_min(_LOSS_EPSILON)
-            unchanged = (labels == previous_labels).all(dim=-1)
-            converged = converged | unchanged | (change < _LOSS_TOLERANCE)
-        previous = labels, loss
-        # A row that has converged keeps its centroids, and with them its labels.
-        updated = _update(directions, labels, nearest, active)
-        centroids = [
-            torch.where(done, old, new)
-            for done, old, new in zip(converged.unbind(), centroids, updated, strict=True)
-        ]
+        centroids = _update(directions, labels, nearest, bags, active)
         similarity = torch.stack(
             [mu @ row.T for mu, row in zip(centroids, directions, strict=True)]
         )
-    labels, _ = _assign(similarity, excluded, inactive)
+        previous_labels, previous_loss = labels, loss
+        labels, nearest = _assign(similarity, excluded, inactive)
+        # A row that has converged keeps its labels; its centroids no longer matter.
+        labels = torch.where(converged, previous_labels, labels)
+        loss = _distance_sums(nearest) / num_candidates
+        change = (previous_loss - loss).abs() / previous_loss.clamp_min(_LOSS_EPSILON)
+        unchanged = (labels == previous_labels).all(dim=-1)
+        converged = converged | (unchanged | (change < _LOSS_TOLERANCE)).unsqueeze(-1)
     return labels[:, :num_tokens]
 
 
 def _farthest_points(
     directions: Sequence[Tensor], candidates: Tensor, num_groups: int, seed: int
-) -> tuple[list[Tensor], Tensor]:
-    """Eq. 5: the first centroids, `(K, d)` per row, and the products with them, `(R, K, N)`.
+) -> Tensor:
+    """Eq. 5: the products of all directions with those that seed the groups, `(R, K, N)`.
 
     A row with fewer candidates than groups repeats tokens; those groups are not active.
     """
@@ -85,20 +84,18 @@ def _farthest_points(
     # Similarity to the nearest centroid; infinite, so never the smallest, for tokens that are
     # chosen or no candidates.
     nearest = torch.where(candidates, -torch.inf, torch.inf)
-    seeds, similarities = [], []
+    similarities = []
     for _ in range(num_groups):
         chosen = [row.index_select(0, i) for row, i in zip(directions, index.unbind(), strict=True)]
         products = torch.stack(
             [torch.mv(row, mu.squeeze(0)) for row, mu in zip(directions, chosen, strict=True)]
         ).clamp_max_(_SAME_DIRECTION)
-        seeds.append(chosen)
         similarities.append(products)
         # fmax, because a token that is no candidate may have a direction that is not finite.
         nearest = nearest.scatter(1, index, torch.inf).fmax(products)
         # The largest 1 - x is the smallest x; argmin returns the first of equal values.
         index = nearest.argmin(dim=-1, keepdim=True)
-    centroids = [torch.cat(of_row) for of_row in zip(*seeds, strict=True)]
-    return centroids, torch.stack(similarities, dim=1)
+    return torch.stack(similarities, dim=1)
 
 
 def _assign(similarity: Tensor, excluded: Tensor, inactive: Tensor) -> tuple[Tensor, Tensor]:
@@ -120,13 +117,10 @@ def _distance_sums(nearest: Tensor) -> Tensor:
 
 
 def _update(
-    directions: Sequence[Tensor], labels: Tensor, nearest: Tensor, active: Tensor
+    directions: Sequence[Tensor], labels: Tensor, nearest: Tensor, bags: Tensor, active: Tensor
 ) -> list[Tensor]:
     """Lines 11-12: unit sums of the members; tokens least like their centroid for empty groups."""
-    num_rows, num_groups = active.shape
     sorted_labels, by_group = labels.sort(dim=-1, stable=True)
-    # Bags of tokens: those without a group, those of group 0, 1, .., and a last bag of none.
-    bags = torch.arange(-1, num_groups + 1, device=labels.device).repeat(num_rows, 1)
     starts = torch.searchsorted(sorted_labels, bags)
     empty = active & (starts[:, 1:-1] == starts[:, 2:])  # (R, K)
     loneliest = nearest.argsort(dim=-1, stable=True)

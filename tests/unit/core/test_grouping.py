@@ -104,7 +104,8 @@ def test_empty_groups_start_again_from_the_tokens_least_like_their_centroids() -
     nearest = torch.full((1, 16), 0.9)
     nearest[0, [5, 9, 2, 7, 3]] = torch.tensor([torch.inf, 0.2, 0.3, 0.3, 0.4])
     active = torch.tensor([[True] * 6 + [False] * 2])
-    (centroids,) = _update([directions], labels, nearest, active)
+    bags = torch.arange(-1, 9).unsqueeze(0)
+    (centroids,) = _update([directions], labels, nearest, bags, active)
     # Groups 0, 2, 4 and 5 are empty: tokens 9, 2, 7 (ties by order) and 3; 5 is no candidate.
     assert torch.equal(centroids[[0, 2, 4, 5]], directions[[9, 2, 7, 3]])
     for which in (1, 3):
