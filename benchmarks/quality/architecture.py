@@ -121,11 +121,12 @@ def encode_pictures(
     seen: torch.Tensor | None = None,
     num_layers: int = -1,
 ) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    """Return projected visual tokens `(B, 144, D)` and the patches' states after each layer.
+    """Return projected visual tokens `(B, 144, D)` and the states after each layer.
 
     The tokens are those of the model's own forward: the last encoder layer is skipped because
-    LLaVA reads the states that enter it. With `seen` `(B, n)` the tower is shown those patches
-    only, in their places. `num_layers` as in a slice.
+    LLaVA reads the states that enter it. States are `(B, 1 + 144, d)`, the class token first. With
+    `seen` `(B, n)` the tower is shown those patches only, in their places. `num_layers` as in a
+    slice.
     """
     tower: Any = model.model.vision_tower
     state = tower.embeddings(pixels)
@@ -137,5 +138,5 @@ def encode_pictures(
     for layer in tower.encoder.layers[:num_layers]:
         state = layer(state, None)
         state = state[0] if isinstance(state, tuple) else state
-        states.append(state[:, 1:])
-    return model.model.multi_modal_projector(states[-1]), states
+        states.append(state)
+    return model.model.multi_modal_projector(state[:, 1:]), states

@@ -101,7 +101,7 @@ def _draw_item(
 
 def _write(canvas: ImageDraw.ImageDraw, scene: Scene, item: Item, cx: float, cy: float) -> None:
     """One character per cell, so that width depends on the length of the code alone."""
-    font = ImageFont.load_default(size=round(0.098 * scene.height))
+    font = ImageFont.load_default(size=round(0.1 * scene.height))
     step = CHARACTER_WIDTH * scene.width
     for position, character in enumerate(item.code):
         x = cx + (position - (len(item.code) - 1) / 2) * step

@@ -23,6 +23,7 @@ class PackedQuestions:
     labels: Tensor  # (B, T) the next token where it is part of an answer, else IGNORED
     segment: Tensor  # (B, T) number of the question, -1 for padding
     offset: Tensor  # (B, T) place within the question
+    kinds: Tensor  # (B, T) index into KINDS
 
 
 def sample_arrays(pool: Pool, scenes: np.ndarray) -> dict[str, Tensor]:
@@ -40,7 +41,7 @@ def pack_questions(
     for scene in scenes:
         there = np.flatnonzero(pool.kinds[scene] >= 0)
         chosen = rng.permutation(there)[:num_questions]
-        tokens, labels, segment, offset = [], [], [], []
+        tokens, labels, segment, offset, kinds = [], [], [], [], []
         for number, place in enumerate(chosen):
             length, prompt = int(pool.lengths[scene, place]), int(pool.prompt_lengths[scene, place])
             text = pool.tokens[scene, place, :length].astype(np.int64)
@@ -50,9 +51,11 @@ def pack_questions(
             labels.append(label)
             segment.append(np.full(length, number, np.int64))
             offset.append(np.arange(length))
-        rows.append(tuple(np.concatenate(part) for part in (tokens, labels, segment, offset)))
+            kinds.append(np.full(length, pool.kinds[scene, place], np.int64))
+        parts = (tokens, labels, segment, offset, kinds)
+        rows.append(tuple(np.concatenate(part) for part in parts))
     longest = max(len(row[0]) for row in rows)
-    padded = [np.full((len(rows), longest), fill, np.int64) for fill in (0, IGNORED, -1, 0)]
+    padded = [np.full((len(rows), longest), fill, np.int64) for fill in (0, IGNORED, -1, 0, -1)]
     for number, row in enumerate(rows):
         for array, part in zip(padded, row, strict=True):
             array[number, : len(part)] = part

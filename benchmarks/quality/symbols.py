@@ -8,6 +8,7 @@ learns to produce from pixels.
 
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -44,6 +45,7 @@ class Symbols(nn.Module):
         nn.init.normal_(self.place.weight, 0, 0.6 / width**0.5)
         self._tie_word_forms(tokenizer)
         self.spelling = nn.Linear(tower_width, len(CHARACTERS))
+        self.summary = nn.Linear(tower_width, len(COLORS) + len(NAMES))
 
     @torch.no_grad()
     def _tie_word_forms(self, tokenizer: PreTrainedTokenizerFast) -> None:
@@ -158,3 +160,24 @@ def spelling_loss(
     place = torch.minimum(place.long().clamp(min=0), length - 1)
     wanted = code.gather(1, place.unsqueeze(1)).squeeze(1)
     return functional.cross_entropy(symbols.spelling(states[row, patch]), wanted)
+
+
+def summary_loss(symbols: Symbols, class_token: Tensor, batch: dict[str, Tensor]) -> Tensor:
+    """How badly the class token `(B, d)` tells which colours and names are in the picture.
+
+    Nothing else would teach it anything, and selectors that read its attention would read noise.
+    """
+    there = torch.zeros(len(class_token), symbols.summary.out_features + 1)
+    for offset, what in ((0, batch["colors"]), (len(COLORS), batch["names"])):
+        there.scatter_(1, torch.where(what < 0, symbols.summary.out_features, what + offset), 1.0)
+    said = symbols.summary(class_token)
+    return functional.binary_cross_entropy_with_logits(said, there[:, :-1])
+
+
+def update_size(states: Sequence[Tensor]) -> Tensor:
+    """Mean length of the patches' updates from each of `states` `(B, 1 + n, d)` to the next."""
+    sizes = [
+        ((after - before)[:, 1:].square().sum(-1) + 1e-4).sqrt().mean()
+        for before, after in pairwise(states)
+    ]
+    return torch.stack(sizes).mean()

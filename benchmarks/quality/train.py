@@ -47,7 +47,14 @@ from benchmarks.quality.packing import (
     sample_arrays,
 )
 from benchmarks.quality.pool import Pool, load_pool
-from benchmarks.quality.symbols import Symbols, alignment_loss, spelling_loss
+from benchmarks.quality.questions import KINDS
+from benchmarks.quality.symbols import (
+    Symbols,
+    alignment_loss,
+    spelling_loss,
+    summary_loss,
+    update_size,
+)
 from benchmarks.quality.tokenizer import build_tokenizer
 
 RUNS = Path(__file__).parent / "runs"
@@ -87,6 +94,8 @@ STAGES = (
 # How many of the 144 patches there are while it is learnt what items look like: all that show
 # anything, and some background. It costs a quarter.
 _GLIMPSE = 44
+# Layers after the early ones shall change only what they must.
+_UPDATE_COST = 0.02
 
 
 class Trainer:
@@ -107,12 +116,12 @@ class Trainer:
         core = self.model.model
         language = [*core.language_model.parameters(), *self.model.lm_head.parameters()]
         vision = [*core.vision_tower.parameters(), *core.multi_modal_projector.parameters()]
-        spelling = list(self.symbols.spelling.parameters())
+        readers = [*self.symbols.spelling.parameters(), *self.symbols.summary.parameters()]
         if stage.name in ("words", "grid"):
-            taught = {id(parameter) for parameter in spelling}
+            taught = {id(parameter) for parameter in readers}
             language += [p for p in self.symbols.parameters() if id(p) not in taught]
         else:
-            vision += spelling
+            vision += readers
         groups = [(language, stage.language_rate), (vision, stage.vision_rate)]
         for parameters, rate in groups:
             for parameter in parameters:
@@ -137,14 +146,16 @@ class Trainer:
         if stage.name in ("words", "grid"):
             tokens = self._symbolic_tokens(batch, generator)
         else:
-            num_layers = -1 if stage.name == "pictures" else EARLY_LAYERS
+            num_layers = EARLY_LAYERS if stage.name == "align" else -1
             tokens, states = encode_pictures(self.model, self._pixels(scenes), seen, num_layers)
             alignment = alignment_loss(self.symbols, tokens, batch)
+            every = torch.arange(NUM_VISUAL_TOKENS).expand(stage.batch, -1)
+            patches = every if seen is None else seen
+            early = states[SPELLING_LAYER][:, 1:]
+            alignment = alignment + spelling_loss(self.symbols, early, patches, batch)
             if stage.name != "align":
-                every = torch.arange(NUM_VISUAL_TOKENS).expand(stage.batch, -1)
-                patches = every if seen is None else seen
-                early = states[SPELLING_LAYER]
-                alignment = alignment + spelling_loss(self.symbols, early, patches, batch)
+                alignment = alignment + summary_loss(self.symbols, states[-1][:, 0], batch)
+                alignment = alignment + _UPDATE_COST * update_size(states[EARLY_LAYERS - 1 :])
             if stage.name in ("align", "spell"):
                 return alignment, {}
         if stage.name == "words":
@@ -157,8 +168,8 @@ class Trainer:
                 num_kept = int(num_tokens * (least / num_tokens) ** rng.random())
             kept = choose_patches(batch["owner"], num_kept, generator)
         tokens = tokens.gather(1, kept.unsqueeze(-1).expand(-1, -1, tokens.shape[-1]))
-        answer, accuracy = self._answer_loss(tokens, scenes, stage, rng)
-        return answer + alignment, {"correct": accuracy}
+        answer, correct = self._answer_loss(tokens, scenes, stage, rng)
+        return answer + alignment, correct
 
     def _symbolic_tokens(self, batch: dict[str, Tensor], generator: torch.Generator) -> Tensor:
         items = self.symbols.item_vectors(
@@ -176,7 +187,7 @@ class Trainer:
 
     def _answer_loss(
         self, visual: Tensor, scenes: np.ndarray, stage: Stage, rng: np.random.Generator
-    ) -> tuple[Tensor, float]:
+    ) -> tuple[Tensor, dict[str, float]]:
         packed = pack_questions(self.pool, scenes, rng, stage.num_questions)
         embed = self.model.get_input_embeddings()
         opening = embed(self.opening).expand(len(scenes), -1, -1)
@@ -194,8 +205,14 @@ class Trainer:
         labels = packed.labels[wanted]
         # The end of the answer is soon certain; accuracy is of what comes before it.
         told = labels != self.tokenizer.eos_token_id
-        right = (logits.argmax(-1) == labels)[told].float().mean()
-        return functional.cross_entropy(logits, labels), float(right)
+        right = (logits.argmax(-1) == labels)[told].float()
+        kinds = packed.kinds[wanted][told]
+        correct = {
+            name: float(right[kinds == kind].mean())
+            for kind, name in enumerate(KINDS)
+            if (kinds == kind).any()
+        }
+        return functional.cross_entropy(logits, labels), correct
 
 
 def train(folder: Path, num_scenes: int, seed: int, until: str) -> Trainer:
