@@ -54,6 +54,7 @@ from benchmarks.quality.symbols import (
     spelling_loss,
     summary_loss,
     update_size,
+    whereabouts_loss,
 )
 from benchmarks.quality.tokenizer import build_tokenizer
 
@@ -84,12 +85,12 @@ class Stage:
 
 
 STAGES = (
-    Stage("words", 400, 32, 8, language_rate=1.5e-3),
-    Stage("grid", 120, 24, 8, language_rate=1e-3),
-    Stage("align", 1100, 32, 0, vision_rate=2e-3),
-    Stage("spell", 600, 32, 0, vision_rate=2e-3),
-    Stage("glimpses", 2400, 32, 6, language_rate=1e-3, vision_rate=1.5e-3, cooldown=0.2),
-    Stage("pictures", 600, 24, 6, language_rate=5e-4, vision_rate=8e-4, cooldown=0.7),
+    Stage("words", 1600, 32, 8, language_rate=1.5e-3),
+    Stage("grid", 300, 24, 8, language_rate=1e-3),
+    Stage("align", 1500, 32, 0, vision_rate=2e-3),
+    Stage("spell", 2500, 32, 0, vision_rate=2e-3),
+    Stage("glimpses", 900, 32, 6, language_rate=3e-4, vision_rate=1.5e-3),
+    Stage("pictures", 800, 24, 6, language_rate=3e-4, vision_rate=1e-3, cooldown=0.7),
 )
 # How many of the 144 patches there are while it is learnt what items look like: all that show
 # anything, and some background. It costs a quarter.
@@ -168,7 +169,7 @@ class Trainer:
                 num_kept = int(num_tokens * (least / num_tokens) ** rng.random())
             kept = choose_patches(batch["owner"], num_kept, generator)
         tokens = tokens.gather(1, kept.unsqueeze(-1).expand(-1, -1, tokens.shape[-1]))
-        answer, correct = self._answer_loss(tokens, scenes, stage, rng)
+        answer, correct = self._answer_loss(tokens, scenes, batch, stage, rng)
         return answer + alignment, correct
 
     def _symbolic_tokens(self, batch: dict[str, Tensor], generator: torch.Generator) -> Tensor:
@@ -186,7 +187,12 @@ class Trainer:
         return (pixels - mean) / std
 
     def _answer_loss(
-        self, visual: Tensor, scenes: np.ndarray, stage: Stage, rng: np.random.Generator
+        self,
+        visual: Tensor,
+        scenes: np.ndarray,
+        batch: dict[str, Tensor],
+        stage: Stage,
+        rng: np.random.Generator,
     ) -> tuple[Tensor, dict[str, float]]:
         packed = pack_questions(self.pool, scenes, rng, stage.num_questions)
         embed = self.model.get_input_embeddings()
@@ -194,12 +200,14 @@ class Trainer:
         inputs = torch.cat([opening, visual, embed(packed.tokens)], dim=1)
         num_before = 1 + visual.shape[1]
         before = torch.arange(num_before).expand(len(scenes), -1)
-        hidden = self.model.model.language_model(
+        output = self.model.model.language_model(
             inputs_embeds=inputs,
             attention_mask=packed_mask(packed.segment, num_before),
             position_ids=torch.cat([before, num_before + packed.offset], dim=1),
             use_cache=False,
-        ).last_hidden_state[:, num_before:]
+            output_hidden_states=True,
+        )
+        hidden = output.last_hidden_state[:, num_before:]
         wanted = packed.labels != IGNORED
         logits = self.model.lm_head(hidden[wanted])
         labels = packed.labels[wanted]
@@ -212,7 +220,12 @@ class Trainer:
             for kind, name in enumerate(KINDS)
             if (kinds == kind).any()
         }
-        return functional.cross_entropy(logits, labels), correct
+        loss = functional.cross_entropy(logits, labels)
+        if stage.name in ("words", "grid"):
+            half_way = output.hidden_states[2][:, num_before:]
+            whereabouts = whereabouts_loss(self.symbols, half_way, packed, batch)
+            loss, correct["where"] = loss + whereabouts, float(whereabouts)
+        return loss, correct
 
 
 def train(folder: Path, num_scenes: int, seed: int, until: str) -> Trainer:
