@@ -24,8 +24,8 @@ class Signals:
         class_attention: The attention of the class token to each patch, averaged over heads,
             `(.., P)` float32; with its attention to itself a row adds up to 1.
         received_attention: The attention that each patch receives, averaged over heads and over
-            all queries of the image (the class token is one), `(.., P)` float32. A query that
-            cannot see the patch, because its window is another, counts as 0.
+            all queries of the image (the class token is one), `(.., P)` float32. Queries of other
+            frames of a video cannot see the patch and count as 0.
         keys: Keys as the attention compares them, averaged over heads, `(.., P, head width)`
             float32.
         mlp_updates: Norm of what the layer's MLP adds to each patch, `(.., P)` float32.

@@ -49,7 +49,8 @@ class Needs:
         states: Layers whose input states are read; `Encoder.num_layers` is the output.
         features: Whether what is handed to the projector is read.
         class_attention: Layers of which the attention row of the class token is read.
-        received_attention: Layers of which the attention that each patch receives is read.
+        received_attention: Layers of which the attention that each patch receives is read; their
+            attention must be global.
         keys: Layers of which the keys, averaged over heads, are read.
         mlp_updates: Layers of which the norm of the MLP's update is read.
         visual: Whether the projected tokens are read, with or without a query.
@@ -88,6 +89,13 @@ def unmet_need(needs: Needs, encoder: Encoder) -> str | None:
     """Say what an encoder cannot give to a method; None when it can give all."""
     if needs.class_attention and not encoder.has_class_token:
         return "the attention of a class token, and this vision encoder has none"
+    if windowed := set(needs.received_attention) - set(
+        encoder.global_layers or needs.received_attention
+    ):
+        return (
+            f"the attention of layer {min(windowed)} across the whole image, and in this vision "
+            f"encoder only layers {', '.join(map(str, encoder.global_layers or ()))} have it"
+        )
     layers = {*needs.attention_layers, *needs.mlp_updates}
     states = {layer for layer in needs.states if layer > encoder.num_layers}
     if beyond := sorted({layer for layer in layers if layer >= encoder.num_layers} | states):

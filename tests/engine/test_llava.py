@@ -241,7 +241,10 @@ def test_prompt_that_fits_only_when_pruned_is_served(llm: Any) -> None:
         ({"retention": math.nan}, r"retention must be in \(0, 1\], got nan;"),
         ({"retention": "0.5"}, r"retention must be in \(0, 1\], got '0.5';"),
         ({"retention": True}, r"retention must be in \(0, 1\], got True;"),
-        ({"retention": 0.5, "method": "guess"}, "method must be one of 'msdg', got 'guess'"),
+        (
+            {"retention": 0.5, "method": "guess"},
+            "method must be one of 'msdg', 'random'.*, got 'guess'",
+        ),
         ({"retention": 0.5, "query_mode": "all"}, "query_mode must be one of .*, got 'all'"),
         ({"retention": 0.5, "query": 7}, "query must be a string, got 7"),
     ],
