@@ -39,6 +39,15 @@ __all__ = [
 METHODS = {
     "msdg": "msdg_vllm.methods.msdg:Msdg",
     "random": "msdg_vllm.methods.random:RandomTokens",
+    "cls_attention": "msdg_vllm.methods.cls_attention:ClsAttention",
+    "visionzip": "msdg_vllm.methods.visionzip:VisionZip",
+    "divprune": "msdg_vllm.methods.divprune:DivPrune",
+    "prunesid": "msdg_vllm.methods.prunesid:PruneSID",
+    "hiprune": "msdg_vllm.methods.hiprune:HiPrune",
+    "cdpruner": "msdg_vllm.methods.cdpruner:CDPruner",
+    "evocut": "msdg_vllm.methods.evocut:EvoCut",
+    "representation_shift": "msdg_vllm.methods.representation_shift:RepresentationShift",
+    "dart0": "msdg_vllm.methods.dart0:Dart0",
 }
 """Every method by the name that requests use, as "module:Class"; the first is the default."""
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
+from msdg_vllm.core.budget import validate_count
 from msdg_vllm.methods.needs import Encoder
 
 
@@ -189,12 +190,27 @@ class Choice:
     sinks: Tensor | None = None
 
 
-def top_tokens(scores: Tensor, budget: int) -> Tensor:
+def top_tokens(
+    scores: Tensor, budget: int, *, first: Tensor | None = None, last: Tensor | None = None
+) -> Tensor:
     """Return the places of the `budget` highest scores, ascending; ties go to the earlier token.
 
-    Scores that are not finite come last.
+    Behind all others stand the tokens of `last`, and behind those the ones whose score is not
+    finite.
+
+    Args:
+        scores: `(N,)`.
+        budget: B, from 1 to N.
+        first: `(N,)`, True for tokens that go before all others.
+        last: `(N,)`, True for tokens that are kept only for lack of others.
     """
-    scores = torch.where(scores.isfinite(), scores.float(), -torch.inf)
-    order = scores.argsort(descending=True, stable=True)
+    budget = validate_count("budget", budget, minimum=1, maximum=len(scores))
+    tier = torch.where(scores.isfinite(), 1, 3)
+    if last is not None:
+        tier = torch.where(last & (tier == 1), 2, tier)
+    if first is not None:
+        tier = tier.masked_fill(first, 0)
+    order = torch.where(tier < 3, scores.float(), 0.0).argsort(descending=True, stable=True)
+    order = order.gather(0, tier.gather(0, order).argsort(stable=True))
     ranked: Tensor = order[:budget].sort().values
     return ranked
