@@ -76,13 +76,15 @@ class PruningLlava(PruningModel, LlavaForConditionalGeneration):
             features: Any = self._image_pixels_to_features(
                 self.vision_tower, kwargs["pixel_values"]
             )
-        side = math.isqrt(features.shape[1])
+        num_patches = features.shape[1]
+        side = math.isqrt(num_patches)
         projector: Any = self.multi_modal_projector
         return [
             EncodedImages(
                 signals=clip.patch_signals(captured, features, needs),
                 visual=projector(features),
-                grids=((side, side),),
+                # A checkpoint that hands the class token on has one more than a square.
+                grids=((side, side) if side * side == num_patches else (1, num_patches),),
                 pixels=kwargs["pixel_values"],
                 project=projector,
             )
