@@ -39,7 +39,7 @@ class Dart0(Method):
         if image.query is not None and len(image.query):
             text = UnitTokens.of(image.query)
             spoken = _by_size(image.query, text.finite)[:_TEXT_PIVOTS]
-            cosines += [tokens.cosines_to(text.units[pivot]) for pivot in spoken.unbind()]
+            cosines += [tokens.cosines_to(row) for row in text.units.index_select(0, spoken)]
         share, num_larger = divmod(budget - num_pivots, len(cosines))
         for number, to_pivot in enumerate(cosines):
             quota = share + (number < num_larger)

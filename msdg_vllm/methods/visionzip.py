@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from msdg_vllm.core.signals import row_norms
 from msdg_vllm.core.tiles import NARROW_TILE, fill_up, round_up
 from msdg_vllm.methods.image import Choice, Image, top_tokens
 from msdg_vllm.methods.method import Method
@@ -49,7 +50,7 @@ class VisionZip(Method):
             assert signals.features is not None
             source = signals.features
         features = source.float()
-        finite = metric.finite & scores.isfinite() & features.isfinite().all(dim=-1)
+        finite = metric.finite & scores.isfinite() & row_norms(features).isfinite()
 
         num_contextual = num_contextual_tokens(budget)
         dominant = top_tokens(torch.where(finite, scores, torch.nan), budget - num_contextual)

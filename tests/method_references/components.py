@@ -1,6 +1,7 @@
 """PruneSID: principal components, suppression, quotas."""
 
 import math
+from collections.abc import Callable
 from itertools import pairwise
 
 import numpy as np
@@ -10,9 +11,17 @@ from tests.method_references.choice import NOISE, Array, Choice, cosine, fill
 # Loadings are compared in steps of this size, so that equal tokens tie.
 STEP = 2.0**-30
 
+# Of the tokens and the number of components: the group of each token, and how much it loads on it.
+Grouping = Callable[[Choice, Array, int], tuple[list[int], list[float]]]
 
-def prunesid_reference(features: Array, attention: Array | None, budget: int) -> Choice:
-    """The formulas for a class token's attention, or, without any, those for Qwen."""
+
+def prunesid_reference(
+    features: Array, attention: Array | None, budget: int, grouping: Grouping | None = None
+) -> Choice:
+    """The formulas for a class token's attention, or, without any, those for Qwen.
+
+    `grouping` stands in for the exact principal components.
+    """
     out = Choice()
     num_tokens = len(features)
     usable = [
@@ -28,7 +37,7 @@ def prunesid_reference(features: Array, attention: Array | None, budget: int) ->
 
     q = int(budget / 4)
     q = max(q, 4) if attention is None else max(q, 1)
-    group, strength = _groups(out, v, q)
+    group, strength = (grouping or _groups)(out, v, q)
     score = strength if attention is None else [float(attention[i]) for i in usable]
 
     cosines = [[cosine(v[i], v[j]) for j in range(count)] for i in range(count)]
