@@ -89,43 +89,6 @@ def fitting() -> list[tuple[str, Encoder]]:
 
 
 @pytest.mark.parametrize(("name", "encoder"), fitting())
-@pytest.mark.parametrize("budget", [1, 2, 7, 16, NUM_TOKENS - 1, NUM_TOKENS])
-def test_every_method_keeps_exactly_the_budget_in_order(
-    name: str, encoder: Encoder, budget: int
-) -> None:
-    method = method_named(name)
-    batch = batch_for(method.needs(encoder), encoder)
-    query = torch.randn(3, WIDTH)
-    for choice in method.analyze(batch).choose([0, 1, 2], query, budget):
-        assert choice.indices.dtype == torch.int64
-        assert choice.indices.shape == (budget,)
-        kept = choice.indices.tolist()
-        assert kept == sorted(set(kept))
-        assert 0 <= kept[0] <= kept[-1] < NUM_TOKENS
-        if choice.embeddings is not None:
-            assert choice.embeddings.shape == (budget, WIDTH)
-            assert choice.embeddings.isfinite().all()
-        for values in (choice.scores, choice.groups, choice.sinks):
-            assert values is None or values.shape == (NUM_TOKENS,)
-
-
-@pytest.mark.parametrize(("name", "encoder"), fitting())
-def test_a_choice_does_not_depend_on_the_rows_beside_it(name: str, encoder: Encoder) -> None:
-    method = method_named(name)
-    batch = batch_for(method.needs(encoder), encoder)
-    query = torch.randn(3, WIDTH)
-    together = method.analyze(batch).choose([0, 1, 2], query, 9)
-    for row, choice in enumerate(together):
-        (alone,) = method.analyze(batch.take([row])).choose([0], query, 9)
-        single = method.select(batch.image(row, query), 9)
-        for other in (alone, single):
-            assert torch.equal(other.indices, choice.indices)
-            if choice.embeddings is not None:
-                assert other.embeddings is not None
-                assert torch.equal(other.embeddings, choice.embeddings)
-
-
-@pytest.mark.parametrize(("name", "encoder"), fitting())
 def test_padding_is_as_if_it_were_not_there(name: str, encoder: Encoder) -> None:
     method = method_named(name)
     needs = method.needs(encoder)
