@@ -46,6 +46,7 @@ def _greedy_map(tokens: UnitTokens, relevance: Tensor, budget: int) -> Tensor:
     # The factorisation runs on S instead of L: a Cholesky row of L is r times one of S, and the
     # gain of a token is r^2 times what the chosen ones leave of it. So a small r costs no digits.
     rows = tokens.units.new_zeros(tokens.units.shape[0], round_up(num_steps, TILE))  # (N', B')
+    pairs = tokens.pairs()
     residual = torch.ones_like(relevance)
     chosen = torch.zeros_like(tokens.finite)
     for step in range(num_steps):
@@ -57,7 +58,7 @@ def _greedy_map(tokens: UnitTokens, relevance: Tensor, budget: int) -> Tensor:
         done = rows[:, : round_up(step, TILE)]
         explained = torch.mv(done, done.index_select(0, index).squeeze(0))[:num_tokens]
         pivot = residual.gather(0, index).clamp_min(_RESIDUAL_RESOLUTION).sqrt()
-        row = torch.where(adds, (tokens.cosines_to_token(index) - explained) / pivot, 0.0)
+        row = torch.where(adds, (tokens.cosines_to_token(index, pairs) - explained) / pivot, 0.0)
         rows[:num_tokens, step] = row
         residual = residual - row.square()
         chosen = chosen | torch.zeros_like(chosen).scatter(0, index, adds)

@@ -52,5 +52,6 @@ class Dart0(Method):
 
 def _by_size(vectors: Tensor, finite: Tensor) -> Tensor:
     """The places of the rows by descending L1 norm, ties by order; those not finite last."""
-    sizes = fill_up(vectors.float(), len(vectors)).abs().sum(dim=-1)
+    vectors = fill_up(vectors.float(), len(vectors))
+    sizes = torch.linalg.vector_norm(vectors, ord=1, dim=-1)
     return torch.where(finite, sizes, -1.0).argsort(descending=True, stable=True)

@@ -24,14 +24,15 @@ class DivPrune(Method):
         chosen = torch.zeros_like(tokens.finite)
         # The largest distance is the smallest cosine; argmin returns the first of equal values.
         # What is chosen or not finite is infinitely near.
-        to_neighbour = tokens.nearest_cosine().masked_fill(~tokens.finite, torch.inf)
+        pairs = tokens.pairs()
+        to_neighbour = tokens.nearest_cosine(pairs).masked_fill(~tokens.finite, torch.inf)
         to_chosen = torch.full_like(to_neighbour, -torch.inf).masked_fill_(
             ~tokens.finite, torch.inf
         )
         index = to_neighbour.argmin(keepdim=True)
         for _ in range(min(budget, tokens.num_tokens)):
             chosen = chosen.scatter(0, index, True)
-            to_chosen = to_chosen.maximum(tokens.cosines_to_token(index))
+            to_chosen = to_chosen.maximum(tokens.cosines_to_token(index, pairs))
             index = to_chosen.masked_fill(chosen, torch.inf).argmin(keepdim=True)
         # With no finite token left the smallest is any token.
         scores = torch.where(tokens.finite, 0.0, torch.nan)

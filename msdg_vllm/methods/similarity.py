@@ -1,7 +1,7 @@
 """Cosines between the tokens of an image, a row or a block at a time.
 
-No matrix of tokens by tokens is ever held: a method that compares all pairs does so block by block.
-Equal tokens get equal cosines, so that their order decides and not the rounding.
+A matrix of tokens by tokens is held only where it is no larger than the tokens themselves. Equal
+tokens get equal cosines, so that their order decides and not the rounding.
 """
 
 from dataclasses import dataclass
@@ -53,14 +53,21 @@ class UnitTokens:
         """Return the cosine of each token to a unit vector `(D',)`: `(N,)`."""
         return snap(torch.mv(self.units, direction)[: self.num_tokens])
 
-    def cosines_to_token(self, index: Tensor) -> Tensor:
+    def cosines_to_token(self, index: Tensor, pairs: Tensor | None = None) -> Tensor:
         """Return the cosine of each token to the token number `index` `(1,)`: `(N,)`."""
+        if pairs is not None:
+            return pairs.index_select(0, index).squeeze(0)[: self.num_tokens]
         return self.cosines_to(self.units.index_select(0, index).squeeze(0))
 
-    def nearest_cosine(self) -> Tensor:
+    def pairs(self) -> Tensor | None:
+        """Return the cosines of all pairs, `(N', N')`, or None if they are more than the tokens."""
+        num_rows, width = self.units.shape
+        return snap(self.units @ self.units.T) if num_rows <= width else None
+
+    def nearest_cosine(self, pairs: Tensor | None) -> Tensor:
         """Return each token's highest cosine to another finite token, `(N,)`.
 
-        Minus infinity where there is no other.
+        Minus infinity where there is no other. Without `pairs` a block of them is made at a time.
         """
         num_rows = self.units.shape[0]
         excluded = torch.ones(num_rows, dtype=torch.bool, device=self.finite.device)
@@ -69,7 +76,9 @@ class UnitTokens:
         nearest = []
         for start in range(0, num_rows, _BLOCK):
             block = slice(start, start + _BLOCK)
-            cosines = snap(self.units[block] @ self.units.T)
-            cosines.masked_fill_(excluded | (index[block].unsqueeze(-1) == index), -torch.inf)
-            nearest.append(cosines.amax(dim=-1))
+            cosines = snap(self.units[block] @ self.units.T) if pairs is None else pairs[block]
+            others = cosines.masked_fill(
+                excluded | (index[block].unsqueeze(-1) == index), -torch.inf
+            )
+            nearest.append(others.amax(dim=-1))
         return torch.cat(nearest)[: self.num_tokens]

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from tests.method_references.choice import NOISE, Array, Choice, cosine, fill
+from tests.method_references.choice import NOISE, Array, Choice, fill
 
 # Loadings are compared in steps of this size, so that equal tokens tie.
 STEP = 2.0**-30
@@ -40,7 +40,7 @@ def prunesid_reference(
     group, strength = (grouping or _groups)(out, v, q)
     score = strength if attention is None else [float(attention[i]) for i in usable]
 
-    cosines = [[cosine(v[i], v[j]) for j in range(count)] for i in range(count)]
+    cosines = _cosines(v)
     if attention is not None:
         pairs = [cosines[i][j] for i in range(count) for j in range(i + 1, count)]
         threshold = budget / 32 * sum(pairs) / len(pairs)
@@ -76,6 +76,14 @@ def prunesid_reference(
     assert len(chosen) == budget
     out.keep = sorted(chosen)
     return out
+
+
+def _cosines(v: Array) -> list[list[float]]:
+    """Of all pairs; 1 exactly for equal directions, 0 to a zero token."""
+    lengths = np.sqrt((v * v).sum(axis=1))
+    units = v / np.where(lengths > 0, lengths, 1.0)[:, None]
+    products = units @ units.T
+    return np.where(np.abs(products - 1.0) < 1e-12, 1.0, products).tolist()  # type: ignore[no-any-return]
 
 
 def _groups(out: Choice, v: Array, q: int) -> tuple[list[int], list[float]]:
