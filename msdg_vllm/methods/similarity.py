@@ -17,8 +17,8 @@ _BLOCK = 512
 
 
 def snap(cosines: Tensor) -> Tensor:
-    """Return the cosines with 1 for those that float32 cannot tell from it."""
-    return cosines.masked_fill(cosines > SAME_DIRECTION, 1.0)
+    """Set to 1, in place, the cosines that float32 cannot tell from it; return them."""
+    return cosines.masked_fill_(cosines > SAME_DIRECTION, 1.0)
 
 
 @dataclass(frozen=True, slots=True)
