@@ -6,11 +6,12 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from msdg_vllm import methods
 from msdg_vllm.core.budget import validate_retention
 from msdg_vllm.errors import RequestError
 
 QUERY_MODES = ("image-turn", "last-turn", "none")
-METHODS = ("msdg",)
+METHODS = tuple(methods.METHODS)
 SCOPES = ("tile", "image")
 
 __all__ = ["METHODS", "QUERY_MODES", "SCOPES", "PruningRequest", "validate_retention"]
@@ -32,7 +33,7 @@ class PruningRequest:
     retention: float | None = None
     query: str | None = None
     query_mode: str | None = None
-    method: str = "msdg"
+    method: str | None = None
     scope: str = "tile"
     explanation: int = 0
 
@@ -43,7 +44,8 @@ class PruningRequest:
             raise RequestError(f"query must be a string, got {self.query!r}", parameter="query")
         if self.query_mode is not None:
             validate_choice("query_mode", self.query_mode, QUERY_MODES)
-        validate_choice("method", self.method, METHODS)
+        if self.method is not None:
+            validate_choice("method", self.method, METHODS)
         validate_choice("scope", self.scope, SCOPES)
 
     @classmethod

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from msdg_vllm.errors import SettingsError
-from msdg_vllm.request import QUERY_MODES, validate_choice, validate_retention
+from msdg_vllm.request import METHODS, QUERY_MODES, validate_choice, validate_retention
 
 DEFAULT_RETENTION_VARIABLE = "MSDG_DEFAULT_RETENTION"
+DEFAULT_METHOD_VARIABLE = "MSDG_DEFAULT_METHOD"
 QUERY_MODE_VARIABLE = "MSDG_QUERY_MODE"
 PROFILE_VARIABLE = "MSDG_PROFILE"
 
@@ -24,6 +25,7 @@ class Settings:
     """What a request gets when it does not say otherwise."""
 
     default_retention: float = 1.0
+    default_method: str = METHODS[0]
     query_mode: str = "image-turn"
     profile_path: Path | None = None
 
@@ -37,14 +39,20 @@ class Settings:
                 default_retention = validate_retention(float(text))
             except ValueError as error:
                 raise SettingsError(f"{DEFAULT_RETENTION_VARIABLE}={text!r}: {error}") from None
+        default_method = environment.get(DEFAULT_METHOD_VARIABLE) or defaults.default_method
         query_mode = environment.get(QUERY_MODE_VARIABLE) or defaults.query_mode
-        try:
-            validate_choice("query_mode", query_mode, QUERY_MODES)
-        except ValueError as error:
-            raise SettingsError(f"{QUERY_MODE_VARIABLE}: {error}") from None
+        for variable, name, value, allowed in (
+            (DEFAULT_METHOD_VARIABLE, "method", default_method, METHODS),
+            (QUERY_MODE_VARIABLE, "query_mode", query_mode, QUERY_MODES),
+        ):
+            try:
+                validate_choice(name, value, allowed)
+            except ValueError as error:
+                raise SettingsError(f"{variable}: {error}") from None
         profile_path = environment.get(PROFILE_VARIABLE)
         return cls(
             default_retention=default_retention,
+            default_method=default_method,
             query_mode=query_mode,
             profile_path=Path(profile_path) if profile_path else None,
         )

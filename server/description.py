@@ -13,7 +13,7 @@ from msdg_vllm.engine.encoder import profile_of
 from msdg_vllm.engine.explanations import LIFETIME_SECONDS, MAX_BYTES, MAX_REQUESTS
 from msdg_vllm.engine.processor import PruningProcessor
 from msdg_vllm.errors import SettingsError
-from msdg_vllm.request import METHODS, QUERY_MODES, SCOPES
+from msdg_vllm.request import QUERY_MODES, SCOPES
 from msdg_vllm.settings import Settings
 
 
@@ -42,6 +42,7 @@ class PruningDescription(BaseModel):
     version: str
     encoder: EncoderDescription
     default_retention: float
+    default_method: str
     default_query_mode: str
     query_modes: list[str]
     methods: list[str]
@@ -67,9 +68,10 @@ def describe(engine_client: EngineClient, model_name: str) -> PruningDescription
         version=msdg_vllm.__version__,
         encoder=EncoderDescription(name=profile_name, profile=dataclasses.asdict(profile)),
         default_retention=settings.default_retention,
+        default_method=settings.default_method,
         default_query_mode=settings.query_mode,
         query_modes=list(QUERY_MODES),
-        methods=list(METHODS),
+        methods=processor.methods,
         scopes=list(SCOPES),
         limits=Limits(
             items_per_request=dict(processor.info.allowed_mm_limits),

@@ -15,8 +15,9 @@ from typing import Any
 
 from msdg_vllm import ARCHITECTURES
 from msdg_vllm.errors import MsdgError, SettingsError
-from msdg_vllm.request import QUERY_MODES, validate_retention
+from msdg_vllm.request import METHODS, QUERY_MODES, validate_retention
 from msdg_vllm.settings import (
+    DEFAULT_METHOD_VARIABLE,
     DEFAULT_RETENTION_VARIABLE,
     PROFILE_VARIABLE,
     QUERY_MODE_VARIABLE,
@@ -97,6 +98,12 @@ def make_parser() -> Any:
         f"Default: ${DEFAULT_RETENTION_VARIABLE}, else {Settings().default_retention}.",
     )
     group.add_argument(
+        "--default-method",
+        choices=METHODS,
+        help="Which method chooses the tokens; docs/methods.md compares them. "
+        f"Default: ${DEFAULT_METHOD_VARIABLE}, else {Settings().default_method}.",
+    )
+    group.add_argument(
         "--query-mode",
         choices=QUERY_MODES,
         help="Which text the tokens are chosen for: that of the image's own turn, that of the "
@@ -130,6 +137,7 @@ def apply_options(options: argparse.Namespace, environment: MutableMapping[str, 
     """Move our options into the environment, which every process of vLLM inherits."""
     for option, variable in (
         ("default_retention", DEFAULT_RETENTION_VARIABLE),
+        ("default_method", DEFAULT_METHOD_VARIABLE),
         ("query_mode", QUERY_MODE_VARIABLE),
         ("profile", PROFILE_VARIABLE),
     ):

@@ -19,7 +19,7 @@ from vllm.renderers.online_renderer import OnlineRenderer
 
 from msdg_vllm.errors import RequestError, RetentionError
 from server.metrics import RequestMetrics
-from server.schemas import PruningFields, pruning_fields, refuse_pruning_fields
+from server.schemas import PruningFields, PruningOptions, pruning_fields, refuse_pruning_fields
 from server.visual_tokens import VisualTokens
 
 _MEDIA_PACKAGE = "vllm.multimodal.media"
@@ -72,7 +72,9 @@ def install(renderer: OnlineRenderer, metrics: RequestMetrics) -> None:
 def _as_bad_request(error: Exception, request: object) -> Exception:
     """Return the error that vLLM answers with a 400, or `error` when it is no client's fault."""
     if isinstance(error, RequestError):
-        return VLLMValidationError(str(error), parameter=error.parameter)
+        is_option = error.parameter in PruningOptions.model_fields
+        parameter = f"pruning.{error.parameter}" if is_option else error.parameter
+        return VLLMValidationError(str(error), parameter=parameter)
     if isinstance(error, RetentionError):
         return VLLMValidationError(str(error), parameter="retention")
     if isinstance(error, VLLMError | MemoryError):

@@ -60,7 +60,9 @@ class PruningOptions(BaseModel):
         "image's own turn, that of the last turn, or none. Default: the server's.",
     )
     method: Literal[METHODS] | None = Field(  # type: ignore[valid-type]
-        default=None, description="Which selector decides."
+        default=None,
+        description="Which method chooses the tokens; GET /v1/pruning lists those that fit the "
+        "served model. Default: the server's.",
     )
     scope: Literal[SCOPES] | None = Field(  # type: ignore[valid-type]
         default=None,

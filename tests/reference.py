@@ -119,7 +119,7 @@ def select_reference(
     num_groups = min(profile.num_groups, len(v))
     if v and max(norm(d[i]) for i in v) == 0.0:
         num_groups = 1
-    label = _group(out, v, d, direction_noise, num_groups, profile.seed) if v else {}
+    label = group_reference(out, v, d, direction_noise, num_groups, profile.seed) if v else {}
 
     # Lines 14-15.
     spent = min(budget, len(v))
@@ -197,7 +197,7 @@ def share_budget(
     return b
 
 
-def _group(
+def group_reference(
     out: Selection,
     v: list[int],
     d: dict[int, Array],

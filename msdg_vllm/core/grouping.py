@@ -21,7 +21,7 @@ _LOSS_EPSILON = 1e-12
 # The product of a direction with itself, or with the unit sum of its copies, comes out as 1 up to
 # 5e-7 (seen over widths to 4096 and sums of 500). Above this bound two cosines are equal, so
 # that the order decides between equal directions and not the rounding.
-_SAME_DIRECTION = 1.0 - 2.0**-20
+SAME_DIRECTION = 1.0 - 2.0**-20
 
 
 def group_tokens(
@@ -89,7 +89,7 @@ def _farthest_points(
         chosen = [row.index_select(0, i) for row, i in zip(directions, index.unbind(), strict=True)]
         products = torch.stack(
             [torch.mv(row, mu.squeeze(0)) for row, mu in zip(directions, chosen, strict=True)]
-        ).clamp_max_(_SAME_DIRECTION)
+        ).clamp_max_(SAME_DIRECTION)
         similarities.append(products)
         # fmax, because a token that is no candidate may have a direction that is not finite.
         nearest = nearest.scatter(1, index, torch.inf).fmax(products)
@@ -104,7 +104,7 @@ def _assign(similarity: Tensor, excluded: Tensor, inactive: Tensor) -> tuple[Ten
     A token that is excluded gets the label -1 and an infinite similarity. Overwrites
     `similarity`, `(R, K, N)`.
     """
-    similarity.clamp_max_(_SAME_DIRECTION).masked_fill_(inactive, -torch.inf)
+    similarity.clamp_max_(SAME_DIRECTION).masked_fill_(inactive, -torch.inf)
     nearest, labels = similarity.max(dim=1)
     return labels.masked_fill_(excluded, -1), nearest.masked_fill_(excluded, torch.inf)
 

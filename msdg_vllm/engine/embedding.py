@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
+from operator import or_
 from typing import Any
 
 import torch
@@ -12,13 +14,14 @@ from vllm.config import VllmConfig
 from vllm.logger import init_logger
 from vllm.utils.torch_utils import async_tensor_h2d
 
-from msdg_vllm.core import ImageSignals, TokenScores, analyze_image, score_tokens, take_tokens
+from msdg_vllm.engine.choosing import Wish, choose_tokens
 from msdg_vllm.engine.compat import check_vllm
 from msdg_vllm.engine.encoder import check_depth, profile_of
 from msdg_vllm.engine.explanations import ExplanationStore, TileExplanation, picture_of
 from msdg_vllm.engine.spec import PruningSpec, field_name
-from msdg_vllm.engine.states import EncoderStates
 from msdg_vllm.engine.statistics import PruningStatistics
+from msdg_vllm.methods import Choice, Encoder, ImageBatch, Needs, Signals, method_named
+from msdg_vllm.profiles import EncoderProfile
 from msdg_vllm.settings import Settings
 
 # Below "vllm", because vLLM configures that logger and no other.
@@ -30,20 +33,34 @@ class EncodedImages:
     """Images of one size, encoded together.
 
     Attributes:
-        states: Captured states by layer, each `(images, N * patches_per_token, d)`.
+        signals: What the encoder gave, `(images, N * patches_per_token, ..)`.
         visual: Projected tokens, `(images, N, D)`.
+        grids: Rows and columns of the grids that the N tokens form, one after the other; empty
+            when they form none.
         columns: What each kept token carries behind its embedding to the model runner,
             `(images, N, C)`; None carries nothing.
-        grid: Rows and columns of the N tokens, for explanations; None when they form no grid.
         pixels: What the encoder saw, `(images, 3, H, W)`, for explanations; or an object that
             makes an image's `(3, H, W)` when it is indexed.
+        project: The projector, for methods that merge in front of it; None when it cannot take
+            single patches.
     """
 
-    states: EncoderStates
+    signals: Signals
     visual: torch.Tensor
+    grids: Sequence[tuple[int, int]] = ()
     columns: torch.Tensor | None = None
-    grid: tuple[int, int] | None = None
     pixels: Any = None
+    project: Callable[[torch.Tensor], torch.Tensor] | None = None
+
+    @property
+    def grid(self) -> tuple[int, int] | None:
+        """Rows and columns of all tokens, the grids one below the other; None without grids."""
+        return (sum(rows for rows, _ in self.grids), self.grids[0][1]) if self.grids else None
+
+    def pop_signals(self) -> Signals:
+        """Hand the signals over: whoever takes them decides how long the states live."""
+        signals, self.signals = self.signals, Signals()
+        return signals
 
 
 class PruningModel:
@@ -54,7 +71,6 @@ class PruningModel:
     """
 
     modalities: tuple[str, ...] = ("image",)
-    patches_per_token = 1
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
         super().__init__(vllm_config=vllm_config, prefix=prefix)  # type: ignore[call-arg]
@@ -65,16 +81,18 @@ class PruningModel:
         if not self.can_prune(vllm_config.model_config.hf_config):
             return
         settings = Settings.from_environment()
-        name, self.profile = profile_of(vllm_config.model_config, settings)
-        check_depth(name, self.profile, len(self.encoder_blocks()))
+        name, profile = profile_of(vllm_config.model_config, settings)
+        check_depth(name, profile, len(self.encoder_blocks()))
+        self.encoder = self.encoder_of(vllm_config.model_config.hf_config, profile)
         # What vLLM's memory profiling ran the tower on: the scheduler counts pruned tokens, so
         # one step can bring many times more images than that.
         self.max_tower_tokens = vllm_config.scheduler_config.max_num_encoder_input_tokens
         logger.info_once(
-            "msdg-vllm prunes %s: profile %s, default retention %s, query mode %s, %s",
+            "msdg-vllm prunes %s: profile %s, default retention %s, method %s, query mode %s, %s",
             vllm_config.model_config.architecture,
             name,
             settings.default_retention,
+            settings.default_method,
             settings.query_mode,
             check_vllm(),
         )
@@ -83,6 +101,11 @@ class PruningModel:
     def can_prune(cls, hf_config: Any) -> bool:
         """Whether a checkpoint of this architecture is one that can be pruned."""
         return True
+
+    @staticmethod
+    def encoder_of(hf_config: Any, profile: EncoderProfile) -> Encoder:
+        """What methods may know of a checkpoint's encoder, from its configuration alone."""
+        raise NotImplementedError
 
     def encoder_blocks(self) -> Sequence[nn.Module]:
         """The blocks of the vision encoder, in order."""
@@ -100,8 +123,10 @@ class PruningModel:
         """Tokens of an item while it is in the encoder, padding included."""
         return spec.num_tokens
 
-    def encode_items(self, kwargs: Mapping[str, Any], modality: str) -> Iterator[EncodedImages]:
-        """Encode and project items, in order, with the states that `self.profile` names."""
+    def encode_items(
+        self, kwargs: Mapping[str, Any], modality: str, needs: Needs
+    ) -> Iterable[EncodedImages]:
+        """Encode and project items, in order, with the signals that `needs` names."""
         raise NotImplementedError
 
     def embed_multimodal(self, **kwargs: Any) -> Any:
@@ -122,7 +147,9 @@ class PruningModel:
             )
             embeddings.update(zip(stock, outputs, strict=True))
         num_tokens = [
-            self.num_tower_tokens(kwargs, modality, index, spec) if spec.budget else 0
+            self._weight(spec) * self.num_tower_tokens(kwargs, modality, index, spec)
+            if spec.budget
+            else 0
             for index, spec in enumerate(specs)
         ]
         for batch in self._micro_batches(num_tokens):
@@ -133,6 +160,13 @@ class PruningModel:
             )
             embeddings.update(zip(batch, chosen, strict=True))
         return [embeddings[index] for index in range(len(specs))]
+
+    def _needs(self, spec: PruningSpec) -> Needs:
+        return method_named(spec.method).needs(self.encoder)
+
+    def _weight(self, spec: PruningSpec) -> int:
+        """How many times the states that were profiled a method holds, rounded up."""
+        return max(1, -(-len(self._needs(spec).states) // len(self.encoder.profile.layers)))
 
     def _micro_batches(self, num_tokens: Sequence[int]) -> Iterator[list[int]]:
         """Pruned items in runs whose tokens in the tower fit what was profiled."""
@@ -153,8 +187,9 @@ class PruningModel:
         self, kwargs: dict[str, Any], modality: str, specs: Sequence[PruningSpec]
     ) -> list[torch.Tensor]:
         queries = self._embed_queries(specs)
+        needs = reduce(or_, map(self._needs, specs))
         kept: list[torch.Tensor] = []
-        for images in self.encode_items(kwargs, modality):
+        for images in self.encode_items(kwargs, modality, needs):
             start = len(kept)
             with self.statistics.measure_selection(images.visual.device):
                 kept += self.keep_tokens(images, specs[start:], queries[start:])
@@ -168,26 +203,37 @@ class PruningModel:
         queries: Sequence[torch.Tensor],
     ) -> list[torch.Tensor]:
         """Exactly `spec.budget` embeddings of each image; `specs` may go on behind the images."""
-        signals = analyze_image(
-            images.states, self.profile, patches_per_token=self.patches_per_token
+        num_images = len(images.visual)
+        wishes = [
+            Wish(spec.method, spec.budget, spec.query_ids, query)
+            for spec, query in zip(specs[:num_images], queries[:num_images], strict=True)
+        ]
+        choices = choose_tokens(
+            ImageBatch(
+                signals=images.pop_signals(),
+                visual=images.visual,
+                encoder=self.encoder,
+                grids=[images.grids] * num_images,
+                seeds=[spec.seed for spec in specs[:num_images]],
+                places=[None] * num_images,
+                project=images.project,
+            ),
+            wishes,
         )
-        images.states.clear()
         kept = []
-        for row, visual in enumerate(images.visual):
-            scores = score_tokens(signals[row], visual, queries[row])
-            indices = take_tokens(signals[row], scores, specs[row].budget)
+        for row, choice in enumerate(choices):
             if specs[row].explanation and images.grid is not None:
                 self.explain(
                     specs[row],
                     images.grid,
-                    indices,
-                    signals[row],
-                    scores,
+                    choice,
                     None if images.pixels is None else images.pixels[row],
                 )
-            embeddings = visual[indices]
+            embeddings = choice.embeddings
+            if embeddings is None:
+                embeddings = images.visual[row][choice.indices]
             if images.columns is not None:
-                columns = images.columns[row][indices].to(embeddings.dtype)
+                columns = images.columns[row][choice.indices].to(embeddings.dtype)
                 embeddings = torch.cat([embeddings, columns], dim=-1)
             kept.append(embeddings)
         return kept
@@ -196,9 +242,7 @@ class PruningModel:
         self,
         spec: PruningSpec,
         grid: tuple[int, int],
-        kept: torch.Tensor,
-        signals: ImageSignals,
-        scores: TokenScores,
+        choice: Choice,
         pixels: torch.Tensor | None,
         tile: int = 0,
     ) -> None:
@@ -210,10 +254,10 @@ class PruningModel:
                 item=spec.item,
                 tile=tile,
                 grid=grid,
-                kept=kept,
-                groups=signals.groups,
-                sinks=signals.sink_mask,
-                scores=scores.score,
+                kept=choice.indices,
+                groups=choice.groups,
+                sinks=choice.sinks,
+                scores=choice.scores,
                 picture=picture,
             ),
         )

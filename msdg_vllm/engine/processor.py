@@ -5,6 +5,7 @@ Everything the scheduler must know is decided here, before the encoder has run.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
@@ -19,12 +20,14 @@ from vllm.multimodal.parse import DictEmbeddingItems, EmbeddingItems
 from vllm.multimodal.processing import BaseMultiModalProcessor, PromptUpdate
 
 from msdg_vllm.core import num_kept_tokens
-from msdg_vllm.engine.encoder import profile_of
+from msdg_vllm.engine.encoder import check_depth, profile_of
 from msdg_vllm.engine.queries import LazyTurns, TurnMarkers, Turns
 from msdg_vllm.engine.spec import UNPRUNED, PruningSpec, field_name
 from msdg_vllm.errors import RequestError, SettingsError
+from msdg_vllm.methods import METHODS, Encoder, method_named, unmet_need
+from msdg_vllm.profiles import EncoderProfile
 from msdg_vllm.request import PruningRequest, validate_retention
-from msdg_vllm.settings import Settings
+from msdg_vllm.settings import DEFAULT_METHOD_VARIABLE, Settings
 
 WITHOUT_PRUNING = "leave `msdg` out of VLLM_PLUGINS to serve without pruning"
 """The last way out of every refusal at start-up."""
@@ -54,7 +57,35 @@ class PruningProcessor(BaseMultiModalProcessor[Any]):
         super().__init__(*args, **kwargs)
         self.settings = Settings.from_environment()
         # An encoder without a profile must stop the start, not the first pruned request.
-        profile_of(self.info.ctx.model_config, self.settings)
+        name, profile = profile_of(self.info.ctx.model_config, self.settings)
+        self.encoder = self.encoder_of(self.info.ctx.model_config.hf_config, profile)
+        check_depth(name, profile, self.encoder.num_layers)
+        try:
+            self.check_method(self.settings.default_method)
+        except RequestError as error:
+            raise SettingsError(f"{DEFAULT_METHOD_VARIABLE}: {error}") from None
+
+    @staticmethod
+    def encoder_of(hf_config: Any, profile: EncoderProfile) -> Encoder:
+        """What methods may know of a checkpoint's encoder, from its configuration alone."""
+        raise NotImplementedError
+
+    @property
+    def methods(self) -> list[str]:
+        """Names of the methods that this model's encoder can feed."""
+        return [name for name in METHODS if self._unmet_need(name) is None]
+
+    def check_method(self, name: str) -> None:
+        """Raise `RequestError` for a method that this model's encoder cannot feed."""
+        if (missing := self._unmet_need(name)) is not None:
+            raise RequestError(
+                f"method {name!r} cannot prune this model: it reads {missing}; "
+                f"methods that can are {', '.join(map(repr, self.methods))}",
+                parameter="method",
+            )
+
+    def _unmet_need(self, name: str) -> str | None:
+        return unmet_need(method_named(name).needs(self.encoder), self.encoder)
 
     def check_config(self, vllm_config: VllmConfig) -> None:
         """Raise `SettingsError` for options under which pruned answers would be wrong."""
@@ -86,6 +117,10 @@ class PruningProcessor(BaseMultiModalProcessor[Any]):
         turns = kwargs.pop(TURNS, None)
         profiling = kwargs.pop(_PROFILING, False)
         request = PruningRequest.pop_from(kwargs)
+        method = request.method or self.settings.default_method
+        if request.method is not None:
+            self.check_method(method)
+        request = replace(request, method=method)
         if turns is None:
             # Read only when a query is wanted of it: most prompts are not pruned.
             turns = LazyTurns(partial(self._turns_of_prompt, inputs.prompt))
@@ -99,6 +134,10 @@ class PruningProcessor(BaseMultiModalProcessor[Any]):
             for modality, items in inputs.mm_data_items.items()
             if modality in self.modalities
         }
+        if method_named(method).needs(self.encoder).seed:
+            specs = _seeded(
+                specs, self._get_mm_hashes(replace(inputs, hf_processor_mm_kwargs=kwargs))
+            )
         if request.explanation:
             specs = _numbered(specs)
         kwargs[SPECS] = specs
@@ -161,8 +200,12 @@ class PruningProcessor(BaseMultiModalProcessor[Any]):
         budget = self.budget(items, modality, index, kwargs, retention)
         if budget == self.budget(items, modality, index, kwargs, 1.0):
             return UNPRUNED
+        assert request.method is not None
         query = request.query
-        if query is None:
+        if not method_named(request.method).needs(self.encoder).query:
+            # All questions then share one selection, and one place in every cache.
+            query = ""
+        elif query is None:
             mode = request.query_mode or self.settings.query_mode
             query = turns.query(mode, modality, index)
         elif request.query_mode == "none":
@@ -259,6 +302,21 @@ class _Shortened:
         content = self.replacement(item_idx) if callable(self.replacement) else self.replacement
         budget = self.specs[item_idx].budget
         return content[:1] * budget if budget else content
+
+
+def _seeded(specs: Specs, hashes: Mapping[str, Sequence[str]]) -> dict[str, list[PruningSpec]]:
+    """Give the pruned items numbers that identify their content."""
+
+    def seed(content: str) -> int:
+        return int.from_bytes(hashlib.sha256(content.encode()).digest()[:8]) >> 1
+
+    return {
+        modality: [
+            replace(spec, seed=seed(content)) if spec.budget else spec
+            for spec, content in zip(modality_specs, hashes[modality], strict=True)
+        ]
+        for modality, modality_specs in specs.items()
+    }
 
 
 def _numbered(specs: Specs) -> dict[str, list[PruningSpec]]:

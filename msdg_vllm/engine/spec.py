@@ -20,6 +20,7 @@ class PruningSpec:
             them, so order and repetition carry nothing. Empty: every token is as relevant.
         method: Which selector decides.
         scope: Whether a tiled image spends its budget per tile or as a whole.
+        seed: Identifies the content of the item, if the method draws by it; 0 otherwise.
         explanation: Key under which the worker keeps its decision; 0 keeps nothing.
         item: Which item of its request this is, if it has an explanation; 0 otherwise.
     """
@@ -29,6 +30,7 @@ class PruningSpec:
     query_ids: tuple[int, ...] = ()
     method: str = METHODS[0]
     scope: str = SCOPES[0]
+    seed: int = 0
     explanation: int = 0
     item: int = 0
 
@@ -43,6 +45,7 @@ class PruningSpec:
             self.num_tokens,
             METHODS.index(self.method),
             SCOPES.index(self.scope),
+            self.seed,
             self.explanation,
             self.item,
         ]
@@ -51,13 +54,14 @@ class PruningSpec:
     @classmethod
     def from_tensor(cls, row: torch.Tensor) -> PruningSpec:
         """Unpack a row that stayed on the host: reading it waits for no device."""
-        budget, num_tokens, method, scope, explanation, item, *query_ids = row.tolist()
+        budget, num_tokens, method, scope, seed, explanation, item, *query_ids = row.tolist()
         return cls(
             budget=budget,
             num_tokens=num_tokens,
             query_ids=tuple(query_ids),
             method=METHODS[method],
             scope=SCOPES[scope],
+            seed=seed,
             explanation=explanation,
             item=item,
         )

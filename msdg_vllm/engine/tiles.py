@@ -5,26 +5,20 @@ The alternative, scope `image`, is one run over the tokens of all tiles together
 
 from __future__ import annotations
 
-from collections import defaultdict
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any
 
 import torch
 from vllm.utils.torch_utils import async_tensor_h2d
 
-from msdg_vllm.core import (
-    ImageSignals,
-    TokenScores,
-    analyze_image,
-    num_kept_tokens,
-    score_tokens,
-    take_tokens,
-)
+from msdg_vllm.core import num_kept_tokens
+from msdg_vllm.engine.choosing import Wish, choose_tokens
 from msdg_vllm.engine.embedding import EncodedImages, PruningModel
 from msdg_vllm.engine.spec import PruningSpec
-from msdg_vllm.profiles import EncoderProfile
+from msdg_vllm.methods import Choice, Encoder, ImageBatch
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -36,17 +30,26 @@ class TileLayout:
         tile_sizes: Real tokens of each tile, at most N; the others are padding.
         order: Position of each real token among the tokens of all tiles, in reading order,
             `(sum of tile_sizes,)` int64 on the host.
+        grids: Rows and columns of the grids that the real tokens form in reading order, one
+            after the other.
     """
 
     tokens_per_tile: int
     tile_sizes: tuple[int, ...]
     order: torch.Tensor
+    grids: tuple[tuple[int, int], ...] = ()
 
     @classmethod
-    def of_order(cls, order: torch.Tensor, num_tiles: int, tokens_per_tile: int) -> TileLayout:
+    def of_order(
+        cls,
+        order: torch.Tensor,
+        num_tiles: int,
+        tokens_per_tile: int,
+        grids: tuple[tuple[int, int], ...] = (),
+    ) -> TileLayout:
         """The layout whose real tokens are those that `order` names."""
         sizes = torch.bincount(order // tokens_per_tile, minlength=num_tiles)
-        return cls(tokens_per_tile, tuple(sizes.tolist()), order)
+        return cls(tokens_per_tile, tuple(sizes.tolist()), order, grids)
 
     @property
     def num_tiles(self) -> int:
@@ -81,6 +84,15 @@ class TileLayout:
         mask[self.order] = True
         return mask.view(self.num_tiles, self.tokens_per_tile)
 
+    def tile_grids(self) -> list[tuple[tuple[int, int], ...]]:
+        """The grid of each tile's real tokens: padding is whole rows and columns at the edges."""
+        side = math.isqrt(self.tokens_per_tile)
+        grids: list[tuple[tuple[int, int], ...]] = []
+        for tile in self.valid():
+            num_rows = int(tile.view(side, -1).any(dim=1).sum())
+            grids.append(((num_rows, int(tile.sum()) // num_rows),) if num_rows else ())
+        return grids
+
 
 @dataclass(slots=True)
 class EncodedTiles(EncodedImages):
@@ -113,199 +125,180 @@ class TiledPruningModel(PruningModel):
         queries: Sequence[torch.Tensor],
     ) -> list[torch.Tensor]:
         assert isinstance(images, EncodedTiles)
-        positions = self.select_positions(images, specs, queries)
+        decisions = self.decide(images, specs, queries)
         tokens = images.visual.split([layout.num_tiles for layout in images.layouts])
-        return [visual.flatten(0, 1)[kept] for visual, kept in zip(tokens, positions, strict=True)]
+        return [
+            decision.tokens(visual.flatten(0, 1))
+            for visual, decision in zip(tokens, decisions, strict=True)
+        ]
 
-    def select_positions(
+    def decide(
         self,
         images: EncodedTiles,
         specs: Sequence[PruningSpec],
         queries: Sequence[torch.Tensor],
-    ) -> list[torch.Tensor]:
-        """Choose tokens, as positions among those of each image's tiles, in reading order."""
-        decisions = decide(images, specs, queries, self.profile)
-        images.states.clear()
-        positions = []
+    ) -> list[TileDecision]:
+        """Choose tokens of each image, and explain where that was asked for."""
+        decisions = decide(images, specs, queries, self.encoder)
         first_tile = 0
         for layout, spec, decision in zip(images.layouts, specs, decisions, strict=False):
-            order = _to_device(layout.order, images.visual)
-            # A stable sort of a 0/1 key lists the kept tokens first, in reading order.
-            dropped = ~decision.kept.flatten()[order]
-            positions.append(order[dropped.to(torch.uint8).argsort(stable=True)[: spec.budget]])
             if spec.explanation and images.grid is not None:
-                for tile in range(layout.num_tiles):
+                for tile, choice in enumerate(decision.tiles):
                     self.explain(
                         spec,
                         images.grid,
-                        decision.kept[tile],
-                        decision.signals[tile],
-                        TokenScores(decision.scores.relevance[tile], decision.scores.score[tile]),
+                        choice,
                         None if images.pixels is None else images.pixels[first_tile + tile],
                         tile,
                     )
             first_tile += layout.num_tiles
-        return positions
+        return decisions
 
 
 @dataclass(frozen=True, slots=True)
 class TileDecision:
-    """What was decided about the tiles of one image; every tensor is `(tiles, N)`."""
+    """What was decided about one image.
 
-    kept: torch.Tensor
-    signals: ImageSignals
-    scores: TokenScores
+    Attributes:
+        positions: Kept tokens as positions among those of all its tiles, in reading order, `(B,)`.
+        tiles: The choice about each tile, for explanations; `indices` may be a mask.
+        merged: What stands in the places of the kept tokens, `(B, D)`; None for the tokens as
+            they are.
+    """
+
+    positions: torch.Tensor
+    tiles: Sequence[Choice]
+    merged: torch.Tensor | None
+
+    def tokens(self, visual: torch.Tensor) -> torch.Tensor:
+        """The kept rows of an image, `(B, D)`, given all tokens of its tiles, `(tiles * N, D)`."""
+        return visual[self.positions] if self.merged is None else self.merged
 
 
 def decide(
     images: EncodedTiles,
     specs: Sequence[PruningSpec],
     queries: Sequence[torch.Tensor],
-    profile: EncoderProfile,
+    encoder: Encoder,
 ) -> list[TileDecision]:
     """Decide which tokens of each image's tiles stay.
 
     Args:
-        images: The tiles of all images.
+        images: The tiles of all images; their signals are taken from them.
         specs: What each image asks for; exactly `spec.budget` of its tokens are kept.
         queries: Query embeddings of each image, `(Q, D)`.
-        profile: The settings for the encoder.
+        encoder: Where the tiles were encoded.
     """
-    ends = list(accumulate(layout.num_tiles for layout in images.layouts))
-    spans = [
-        (end - layout.num_tiles, end) for end, layout in zip(ends, images.layouts, strict=True)
-    ]
-    decisions: dict[int, TileDecision] = {}
-    per_tile = [i for i in range(len(spans)) if specs[i].scope == "tile"]
-    if per_tile:
-        chosen = _decide_per_tile(
-            _rows(images, [spans[i] for i in per_tile]),
-            [images.layouts[i] for i in per_tile],
-            [specs[i] for i in per_tile],
-            [queries[i] for i in per_tile],
-            profile,
-        )
-        decisions.update(zip(per_tile, chosen, strict=True))
-    for i, span in enumerate(spans):
-        if specs[i].scope == "image":
-            decisions[i] = _decide_as_one(
-                _rows(images, [span]), images.layouts[i], specs[i], queries[i], profile
-            )
-    return [decisions[i] for i in range(len(spans))]
-
-
-def _decide_per_tile(
-    tiles: EncodedImages,
-    layouts: Sequence[TileLayout],
-    specs: Sequence[PruningSpec],
-    queries: Sequence[torch.Tensor],
-    profile: EncoderProfile,
-) -> list[TileDecision]:
-    """Run the method on every tile: one batch, but for questions and budgets that differ."""
-    visual = tiles.visual
-    valid = _to_device(torch.cat([layout.valid() for layout in layouts]), visual)
-    signals = analyze_image(tiles.states, profile, valid=valid)
-    counts = [layout.num_tiles for layout in layouts]
-    images = _split(signals, counts)
-    if len({spec.query_ids for spec in specs}) == 1:
-        scores = score_tokens(signals, visual, queries[0])
-    else:
-        parts = [
-            score_tokens(*image)
-            for image in zip(images, visual.split(counts), queries, strict=True)
+    layouts = images.layouts
+    places = [_real_tokens(layout, images.visual) for layout in layouts]
+    batch = ImageBatch(
+        signals=images.pop_signals(),
+        visual=images.visual,
+        encoder=encoder,
+        grids=[grids for layout in layouts for grids in layout.tile_grids()],
+        seeds=[
+            _tile_seed(spec.seed, tile)
+            for layout, spec in zip(layouts, specs, strict=False)
+            for tile in range(layout.num_tiles)
+        ],
+        places=[tile for tiles in places for tile in tiles],
+        project=images.project,
+    )
+    ends = accumulate(layout.num_tiles for layout in layouts)
+    rows = [range(end - layout.num_tiles, end) for end, layout in zip(ends, layouts, strict=True)]
+    decisions = {
+        i: _decide_as_one(batch.take(rows[i]), layouts[i], specs[i], queries[i])
+        for i in range(len(layouts))
+        if specs[i].scope == "image"
+    }
+    if per_tile := [i for i in range(len(layouts)) if i not in decisions]:
+        batch = batch.take([row for i in per_tile for row in rows[i]])
+        wishes = [
+            Wish(specs[i].method, share, specs[i].query_ids, queries[i])
+            for i in per_tile
+            for share in layouts[i].shares(specs[i].budget)
         ]
-        scores = TokenScores(
-            torch.cat([part.relevance for part in parts]), torch.cat([part.score for part in parts])
-        )
-    rows_of_share: defaultdict[int, list[int]] = defaultdict(list)
-    shares = [
-        s for layout, spec in zip(layouts, specs, strict=True) for s in layout.shares(spec.budget)
-    ]
-    for row, share in enumerate(shares):
-        rows_of_share[share].append(row)
-    kept = torch.zeros_like(valid)
-    for share, rows in rows_of_share.items():
-        if share == 0:
-            continue
-        if len(rows) == len(shares):
-            kept.scatter_(1, take_tokens(signals, scores, share), True)
-            continue
-        batch = _to_device(torch.tensor(rows), visual)
-        indices = take_tokens(
-            _take(signals, batch),
-            TokenScores(scores.relevance[batch], scores.score[batch]),
-            share,
-        )
-        kept[batch] = kept[batch].scatter(1, indices, True)
-    return [
-        TileDecision(mask, image, TokenScores(relevance, score))
-        for mask, image, relevance, score in zip(
-            kept.split(counts),
-            images,
-            scores.relevance.split(counts),
-            scores.score.split(counts),
-            strict=True,
-        )
-    ]
+        choices = iter(choose_tokens(batch, wishes))
+        for i in per_tile:
+            tiles = [next(choices) for _ in rows[i]]
+            decisions[i] = _in_reading_order(tiles, layouts[i])
+    return [decisions[i] for i in range(len(layouts))]
+
+
+def _in_reading_order(tiles: Sequence[Choice], layout: TileLayout) -> TileDecision:
+    """Join the choices about the tiles of one image."""
+    positions = torch.cat(
+        [choice.indices + tile * layout.tokens_per_tile for tile, choice in enumerate(tiles)]
+    )
+    # Where each position stands in the order of reading.
+    place = torch.empty(layout.num_tiles * layout.tokens_per_tile, dtype=torch.int64)
+    place[layout.order] = torch.arange(len(layout.order))
+    by_reading = _to_device(place, positions)[positions].argsort()
+    merged = [choice.embeddings for choice in tiles if choice.embeddings is not None]
+    return TileDecision(
+        positions[by_reading], tiles, torch.cat(merged)[by_reading] if merged else None
+    )
 
 
 def _decide_as_one(
-    tiles: EncodedImages,
-    layout: TileLayout,
-    spec: PruningSpec,
-    query: torch.Tensor,
-    profile: EncoderProfile,
+    tiles: ImageBatch, layout: TileLayout, spec: PruningSpec, query: torch.Tensor
 ) -> TileDecision:
-    """Run the method once, on the real tokens of all tiles in reading order."""
+    """Ask the method once, about the real tokens of all tiles in reading order."""
     order = _to_device(layout.order, tiles.visual)
-    states = {n: state.flatten(0, 1)[order].unsqueeze(0) for n, state in tiles.states.items()}
-    signals = analyze_image(states, profile)
-    scores = score_tokens(signals, tiles.visual.flatten(0, 1)[order].unsqueeze(0), query)
-    kept = torch.zeros_like(signals.sink_mask)
-    kept.scatter_(1, take_tokens(signals, scores, spec.budget), True)
 
-    def spread(values: torch.Tensor, padding: float) -> torch.Tensor:
+    def joined(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.flatten(0, 1)[order].unsqueeze(0)
+
+    image = replace(
+        tiles,
+        signals=tiles.signals.map(joined),
+        visual=joined(tiles.visual),
+        grids=[layout.grids],
+        seeds=tiles.seeds[:1],
+        places=[None],
+    )
+    wish = Wish(spec.method, spec.budget, spec.query_ids, query)
+    (choice,) = choose_tokens(image, [wish])
+
+    def spread(values: torch.Tensor | None, padding: float) -> Sequence[torch.Tensor | None]:
+        if values is None:
+            return [None] * layout.num_tiles
         size = (layout.num_tiles * layout.tokens_per_tile,)
-        spread_out = values.new_full(size, padding).scatter(0, order, values.squeeze(0))
-        return spread_out.view(layout.num_tiles, layout.tokens_per_tile)
+        spread_out = values.new_full(size, padding).scatter(0, order, values)
+        return spread_out.view(layout.num_tiles, layout.tokens_per_tile).unbind()
 
+    kept = torch.zeros_like(order, dtype=torch.bool).scatter(0, choice.indices, True)
     return TileDecision(
-        spread(kept, False),
-        ImageSignals(
-            saliency=spread(signals.saliency, 0.0),
-            groups=spread(signals.groups, -1),
-            num_groups=signals.num_groups.expand(layout.num_tiles),
-            sink_mask=spread(signals.sink_mask, False),
-            sink_activation=spread(signals.sink_activation, 0.0),
-            max_groups=signals.max_groups,
-        ),
-        TokenScores(spread(scores.relevance, 0.0), spread(scores.score, 0.0)),
+        order[choice.indices],
+        [
+            Choice(mask, scores=scores, groups=groups, sinks=sinks)
+            for mask, scores, groups, sinks in zip(
+                spread(kept, False),
+                spread(choice.scores, 0.0),
+                spread(choice.groups, -1),
+                spread(choice.sinks, False),
+                strict=True,
+            )
+            if mask is not None
+        ],
+        choice.embeddings,
     )
 
 
-def _rows(images: EncodedTiles, spans: Sequence[tuple[int, int]]) -> EncodedImages:
-    """Some rows of a batch; the batch itself if they are all."""
-    if sum(stop - start for start, stop in spans) == images.visual.shape[0]:
-        return images
-
-    def take(tensor: torch.Tensor) -> torch.Tensor:
-        return torch.cat([tensor[start:stop] for start, stop in spans])
-
-    return EncodedImages(
-        states={layer: take(state) for layer, state in images.states.items()},
-        visual=take(images.visual),
-    )
-
-
-def _split(signals: ImageSignals, counts: Sequence[int]) -> list[ImageSignals]:
-    ends = accumulate(counts)
+def _real_tokens(layout: TileLayout, like: torch.Tensor) -> list[torch.Tensor | None]:
+    """Which tokens of each tile are real; None for all."""
+    if layout.num_tokens == layout.num_tiles * layout.tokens_per_tile:
+        return [None] * layout.num_tiles
+    places = [tile.nonzero().flatten() for tile in layout.valid()]
+    on_device = _to_device(torch.cat(places), like).split(list(layout.tile_sizes))
     return [
-        _take(signals, slice(end - count, end)) for end, count in zip(ends, counts, strict=True)
+        None if size == layout.tokens_per_tile else tile
+        for size, tile in zip(layout.tile_sizes, on_device, strict=True)
     ]
 
 
-def _take(signals: ImageSignals, rows: slice | torch.Tensor) -> ImageSignals:
-    return signals.map(lambda tensor: tensor[rows])
+def _tile_seed(seed: int, tile: int) -> int:
+    return (seed + tile * 0x9E3779B97F4A7C15) % 2**63
 
 
 def _to_device(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -21,11 +21,14 @@ from vllm.multimodal import MULTIMODAL_REGISTRY
 
 from msdg_vllm.engine.embedding import EncodedImages, PruningModel
 from msdg_vllm.engine.processor import PruningProcessor
-from msdg_vllm.engine.states import capture_states
+from msdg_vllm.methods import Needs
+from msdg_vllm.models import clip
 
 
 class PruningLlavaProcessor(PruningProcessor, LlavaMultiModalProcessor):
     """LLaVA's processor with a budget per image."""
+
+    encoder_of = staticmethod(clip.encoder_of)
 
     def num_visual_tokens(
         self, items: Any, modality: str, index: int, kwargs: Mapping[str, object]
@@ -51,14 +54,14 @@ def _build_processor(info: Any, dummy_inputs: Any) -> Any:
 class PruningLlava(PruningModel, LlavaForConditionalGeneration):
     """LLaVA-1.5 that keeps the visual tokens its requests pay for."""
 
+    encoder_of = staticmethod(clip.encoder_of)
+
     @classmethod
     def can_prune(cls, hf_config: Any) -> bool:
         return not isinstance(hf_config.vision_config, PixtralVisionConfig)
 
     def encoder_blocks(self) -> Sequence[nn.Module]:
-        tower: Any = self.vision_tower
-        blocks: Sequence[nn.Module] = tower.vision_model.encoder.layers
-        return blocks
+        return clip.blocks_of(self.vision_tower)
 
     def take_items(
         self, kwargs: Mapping[str, Any], modality: str, indices: Sequence[int]
@@ -66,16 +69,23 @@ class PruningLlava(PruningModel, LlavaForConditionalGeneration):
         # Stacking slices, because an index list would have to be copied to the device first.
         return {"pixel_values": torch.stack([kwargs["pixel_values"][i] for i in indices])}
 
-    def encode_items(self, kwargs: Mapping[str, Any], modality: str) -> Iterator[EncodedImages]:
-        with capture_states(self.encoder_blocks(), self.profile.layers) as states:
+    def encode_items(
+        self, kwargs: Mapping[str, Any], modality: str, needs: Needs
+    ) -> Sequence[EncodedImages]:
+        with clip.capture(self.vision_tower, needs) as captured:
             features: Any = self._image_pixels_to_features(
                 self.vision_tower, kwargs["pixel_values"]
             )
-        patches = features.shape[1]
-        yield EncodedImages(
-            # The class token comes first and is no candidate.
-            states={layer: states.pop(layer)[:, -patches:] for layer in tuple(states)},
-            visual=self.multi_modal_projector(features),
-            grid=(math.isqrt(patches), math.isqrt(patches)),
-            pixels=kwargs["pixel_values"],
-        )
+        num_patches = features.shape[1]
+        side = math.isqrt(num_patches)
+        projector: Any = self.multi_modal_projector
+        return [
+            EncodedImages(
+                signals=clip.patch_signals(captured, features, needs),
+                visual=projector(features),
+                # A checkpoint that hands the class token on has one more than a square.
+                grids=((side, side) if side * side == num_patches else (1, num_patches),),
+                pixels=kwargs["pixel_values"],
+                project=projector,
+            )
+        ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -20,8 +20,9 @@ from vllm.model_executor.models.llava_next import (
 from vllm.multimodal import MULTIMODAL_REGISTRY
 
 from msdg_vllm.engine.processor import PruningProcessor
-from msdg_vllm.engine.states import capture_states
 from msdg_vllm.engine.tiles import EncodedTiles, TiledPruningModel, TileLayout
+from msdg_vllm.methods import Needs
+from msdg_vllm.models import clip
 
 
 def layout_of(hf_config: Any, height: int, width: int) -> TileLayout:
@@ -39,12 +40,19 @@ def layout_of(hf_config: Any, height: int, width: int) -> TileLayout:
     base, rest = positions.tensor_split([side * side])
     canvas = rest.view(rows, columns, side, side).transpose(1, 2)
     canvas = canvas.reshape(rows * side, columns * side)
-    real = unpad_image(canvas.unsqueeze(0), (height, width))
-    return TileLayout.of_order(torch.cat([base, real.flatten()]), num_tiles, side * side)
+    real = unpad_image(canvas.unsqueeze(0), (height, width)).squeeze(0)
+    return TileLayout.of_order(
+        torch.cat([base, real.flatten()]),
+        num_tiles,
+        side * side,
+        grids=((side, side), (real.shape[0], real.shape[1])),
+    )
 
 
 class PruningLlavaNextProcessor(PruningProcessor, LlavaNextMultiModalProcessor):
     """LLaVA-NeXT's processor with a budget per tile."""
+
+    encoder_of = staticmethod(clip.encoder_of)
 
     def num_visual_tokens(
         self, items: Any, modality: str, index: int, kwargs: Mapping[str, object]
@@ -70,10 +78,10 @@ class PruningLlavaNextProcessor(PruningProcessor, LlavaNextMultiModalProcessor):
 class PruningLlavaNext(TiledPruningModel, LlavaNextForConditionalGeneration):
     """LLaVA-NeXT that keeps the visual tokens its requests pay for."""
 
+    encoder_of = staticmethod(clip.encoder_of)
+
     def encoder_blocks(self) -> Sequence[nn.Module]:
-        tower: Any = self.vision_tower
-        blocks: Sequence[nn.Module] = tower.vision_model.encoder.layers
-        return blocks
+        return clip.blocks_of(self.vision_tower)
 
     def tile_layout(self, kwargs: Mapping[str, Any], index: int) -> TileLayout:
         # Sizes stay on the host, so reading one waits for no device.
@@ -91,18 +99,22 @@ class PruningLlavaNext(TiledPruningModel, LlavaNextForConditionalGeneration):
             "image_sizes": torch.stack([kwargs["image_sizes"][i] for i in indices]),
         }
 
-    def encode_items(self, kwargs: Mapping[str, Any], modality: str) -> Iterator[EncodedTiles]:
+    def encode_items(
+        self, kwargs: Mapping[str, Any], modality: str, needs: Needs
+    ) -> Sequence[EncodedTiles]:
         tower: Any = self.vision_tower
         pixels = torch.cat(kwargs["pixel_values"])
-        with capture_states(self.encoder_blocks(), self.profile.layers) as states:
+        with clip.capture(tower, needs) as captured:
             features: Any = self._image_pixels_to_features(tower, pixels)
-        patches = features.shape[1]
         side = self.config.vision_config.image_size // self.config.vision_config.patch_size
-        yield EncodedTiles(
-            # The class token comes first and is no candidate.
-            states={layer: state[:, -patches:] for layer, state in states.items()},
-            visual=self.multi_modal_projector(features),
-            grid=(side, side),
-            pixels=pixels,
-            layouts=[self.tile_layout(kwargs, i) for i in range(len(kwargs["pixel_values"]))],
-        )
+        projector: Any = self.multi_modal_projector
+        return [
+            EncodedTiles(
+                signals=clip.patch_signals(captured, features, needs),
+                visual=projector(features),
+                grids=((side, side),),
+                pixels=pixels,
+                project=projector,
+                layouts=[self.tile_layout(kwargs, i) for i in range(len(kwargs["pixel_values"]))],
+            )
+        ]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -34,9 +35,11 @@ from msdg_vllm.engine.positions import (
     turn_on_position_hook,
 )
 from msdg_vllm.engine.processor import WITHOUT_PRUNING, PruningProcessor
+from msdg_vllm.engine.signals import capture_signals
 from msdg_vllm.engine.spec import PruningSpec, field_name
-from msdg_vllm.engine.states import capture_states
 from msdg_vllm.errors import RequestError, SettingsError
+from msdg_vllm.methods import Encoder, Needs, Signals
+from msdg_vllm.profiles import EncoderProfile
 
 # Below "vllm", because vLLM configures that logger and no other.
 logger = init_logger(f"vllm.{__name__}")
@@ -69,6 +72,12 @@ class _Patches:
         return pixels.reshape(3, frames * rows * self.merge_size * side, -1)
 
 
+def _frames(grids: Sequence[tuple[int, int, int]]) -> list[tuple[int, int]]:
+    """Where the patches of each frame start and stop: global attention spans one frame."""
+    lengths = [height * width for frames, height, width in grids for _ in range(frames)]
+    return list(pairwise(accumulate(lengths, initial=0)))
+
+
 def check_config(vllm_config: VllmConfig) -> None:
     """Raise `SettingsError` for options under which pruned answers would be wrong."""
     mm_config = vllm_config.model_config.get_multimodal_config()
@@ -97,10 +106,24 @@ def check_config(vllm_config: VllmConfig) -> None:
         )
 
 
+def encoder_of(hf_config: Any, profile: EncoderProfile) -> Encoder:
+    """The encoder of a checkpoint: no class token, and of Qwen2.5 most layers see windows only."""
+    vision_config = hf_config.vision_config
+    global_layers = getattr(vision_config, "fullatt_block_indexes", None)
+    return Encoder(
+        num_layers=vision_config.depth,
+        profile=profile,
+        has_class_token=False,
+        global_layers=None if global_layers is None else tuple(global_layers),
+        patches_per_token=vision_config.spatial_merge_size**2,
+    )
+
+
 class PruningQwenVLProcessor(PruningProcessor):
     """Mixin for the processors of Qwen's vision models: a budget per image and per video."""
 
     modalities = ("image", "video")
+    encoder_of = staticmethod(encoder_of)
 
     def check_config(self, vllm_config: VllmConfig) -> None:
         super().check_config(vllm_config)
@@ -164,6 +187,7 @@ class PruningQwenVL(PruningModel):
 
     supports_multimodal_pruning: ClassVar[Literal[True]] = True
     modalities = ("image", "video")
+    encoder_of = staticmethod(encoder_of)
     visual: Any
     config: Any
     multimodal_config: Any
@@ -172,7 +196,6 @@ class PruningQwenVL(PruningModel):
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
         check_config(vllm_config)
         super().__init__(vllm_config=vllm_config, prefix=prefix)
-        self.patches_per_token = self.visual.spatial_merge_size**2
         self.embedding_width = vllm_config.model_config.get_inputs_embeds_size()
         turn_on_position_hook(self.multimodal_config)
         logger.info_once("Encoder CUDA graphs stay off: they would hide the states to prune by")
@@ -197,11 +220,22 @@ class PruningQwenVL(PruningModel):
         """Where the tower has each token of the batch; None when it keeps their order."""
         return None
 
-    def encode_items(self, kwargs: Mapping[str, Any], modality: str) -> Iterator[EncodedImages]:
+    def encode_items(
+        self, kwargs: Mapping[str, Any], modality: str, needs: Needs
+    ) -> Iterator[EncodedImages]:
         grids = kwargs[_GRID[modality]].tolist()
         metadata = self.visual.prepare_encoder_metadata(grids)
-        # The fused norm of some platforms writes to its input, so states are copied.
-        with capture_states(self.encoder_blocks(), self.profile.layers, copy=True) as states:
+        if needs.features:
+            # The merger takes whole tokens, and what it takes is the last state.
+            needs = needs | Needs(states=(self.encoder.num_layers,))
+        with capture_signals(
+            self.encoder_blocks(),
+            needs,
+            lambda block: block.attn,
+            spans=_frames(grids),
+            # The fused norm of some platforms writes to its input, so states are copied.
+            copy=True,
+        ) as captured:
             visual = self.visual(
                 kwargs[_PIXELS[modality]], grid_thw=None, encoder_metadata=metadata
             )
@@ -214,20 +248,35 @@ class PruningQwenVL(PruningModel):
             end = start + shape[0] * shape[1] * shape[2]
             places = slice(start, end) if order is None else order[start:end]
             yield EncodedImages(
-                states={
-                    layer: state.view(-1, self.patches_per_token, state.shape[-1])[places]
-                    .flatten(0, 1)  # (N * patches_per_token, d)
-                    .unsqueeze(0)
-                    for layer, state in states.items()
-                },
+                signals=self._item_signals(captured, places, needs),
                 visual=visual[start:end].unsqueeze(0),
                 columns=encode_positions(
                     grid_positions(shape, frame_step, visual.device)
                 ).unsqueeze(0),
-                grid=(shape[0] * shape[1], shape[2]),
+                grids=(shape[1:],) * frames,
                 pixels=_Patches(kwargs[_PIXELS[modality]], start, shape, merge_size),
             )
             start = end
+
+    def _item_signals(
+        self, captured: Signals, places: slice | torch.Tensor, needs: Needs
+    ) -> Signals:
+        """What was captured about one item, in raster order of its tokens, `(1, P, ..)`."""
+        patches = self.encoder.patches_per_token
+
+        def taken(tensor: torch.Tensor) -> torch.Tensor:
+            # The encoder has a dimension of size 1 before or behind that of the patches.
+            by_token = tensor.squeeze(0 if tensor.shape[0] == 1 else 1).unflatten(0, (-1, patches))
+            return by_token[places].flatten(0, 1).unsqueeze(0)
+
+        signals = captured.map(taken)
+        return replace(
+            signals,
+            features=signals.states[self.encoder.num_layers] if needs.features else None,
+            received_attention={
+                layer: total / total.shape[1] for layer, total in signals.received_attention.items()
+            },
+        )
 
     def _frame_steps(self, kwargs: Mapping[str, Any], modality: str, count: int) -> list[float]:
         """Distance of frames on the time axis, as `iter_mm_grid_thw` has it."""

@@ -12,6 +12,13 @@ from transformers import AutoProcessor, LlavaForConditionalGeneration
 
 from msdg_vllm.profiles import EncoderProfile
 from tests.engine.generation import Generated
+from tests.engine.method_oracle import (
+    TowerView,
+    attention_map,
+    choose,
+    merged_rows,
+    recorded,
+)
 from tests.reference import select_reference
 
 
@@ -26,33 +33,84 @@ class LlavaOracle:
         self.profile = EncoderProfile.load(folder / "msdg_profile.json")
 
     @torch.no_grad()
-    def keep(self, image: Image.Image, query: str, budget: int) -> tuple[torch.Tensor, list[int]]:
-        """Projected tokens of an image, and which of them the method keeps."""
+    def keep(
+        self, image: Image.Image, query: str, budget: int, method: str = "msdg"
+    ) -> tuple[torch.Tensor, list[int]]:
+        """The rows that the language model reads of an image, and which tokens they are."""
         pixels = self.processor.image_processor(image, return_tensors="pt")["pixel_values"]
+        if method != "msdg":
+            return self._keep_by(method, pixels, query, budget)
         tower = self.model.model.vision_tower
         states = tower(pixels, output_hidden_states=True).hidden_states
         visual = self.model.model.multi_modal_projector(states[-2][0, 1:])
-        query_ids = self.processor.tokenizer.encode(query, add_special_tokens=False)
-        embedded = self.model.get_input_embeddings()(torch.tensor(query_ids, dtype=torch.int64))
         selection = select_reference(
             {layer: states[layer][0, 1:].numpy() for layer in self.profile.layers},
             visual.numpy(),
-            embedded.numpy(),
+            self._embedded(query).numpy(),
             budget,
             self.profile,
         )
         assert selection.margin > 1, "a decision too close for float32: choose another picture"
-        return visual, selection.keep
+        return visual[selection.keep], selection.keep
+
+    def _keep_by(
+        self, method: str, pixels: torch.Tensor, query: str, budget: int
+    ) -> tuple[torch.Tensor, list[int]]:
+        view = self.view(pixels, query)
+        choice = choose(method, view, self.profile, budget)
+        if not choice.rows:
+            return view.visual[choice.keep], choice.keep
+        projector = self.model.model.multi_modal_projector
+        return projector(merged_rows(choice, view.visual)), choice.keep
+
+    @torch.no_grad()
+    def view(self, pixels: torch.Tensor, query: str) -> TowerView:
+        """All that methods may read of an image, from whole attention maps."""
+        tower = self.model.model.vision_tower
+        layers = dict(enumerate(tower.encoder.layers))
+        with (
+            recorded({n: layer.self_attn.q_proj for n, layer in layers.items()}) as queries,
+            recorded({n: layer.self_attn.k_proj for n, layer in layers.items()}) as keys,
+            recorded({n: layer.mlp for n, layer in layers.items()}) as updates,
+        ):
+            states = tower(pixels, output_hidden_states=True).hidden_states
+        last, middle = len(layers) - 2, (len(layers) - 2) * 8 // 22
+        heads = tower.config.num_attention_heads
+
+        def parted(projected: torch.Tensor) -> torch.Tensor:
+            return projected[0].unflatten(-1, (heads, -1))
+
+        maps = {n: attention_map(parted(queries[n]), parted(keys[n])) for n in (middle, last)}
+        return TowerView(
+            states={n: state[0, 1:] for n, state in enumerate(states)},
+            visual=self.model.model.multi_modal_projector(states[-2][0, 1:]),
+            query=self._embedded(query),
+            last=last,
+            middle=middle,
+            grid_width=tower.config.image_size // tower.config.patch_size,
+            class_attention=maps[last][0, 1:],
+            received={n: weights.mean(dim=0)[1:] for n, weights in maps.items()},
+            keys=parted(keys[last]).mean(dim=1)[1:],
+            updates={n: update[0, 1:] for n, update in updates.items()},
+        )
+
+    def _embedded(self, query: str) -> torch.Tensor:
+        """Embeddings of the distinct tokens of a query."""
+        query_ids = sorted(set(self.processor.tokenizer.encode(query, add_special_tokens=False)))
+        embedded: torch.Tensor = self.model.get_input_embeddings()(
+            torch.tensor(query_ids, dtype=torch.int64)
+        )
+        return embedded
 
     @torch.no_grad()
     def generate(
         self,
         prompt: str,
-        images: Sequence[tuple[Image.Image, str, int]],
+        images: Sequence[tuple[Image.Image, str, int] | tuple[Image.Image, str, int, str]],
         *,
         max_tokens: int = 6,
     ) -> Generated:
-        """Greedy answer to a prompt whose images keep (query, budget) tokens each."""
+        """Greedy answer to a prompt whose images keep (query, budget, method) tokens each."""
         tokenizer: Any = self.processor.tokenizer
         embed = self.model.get_input_embeddings()
         rows = []
@@ -64,9 +122,9 @@ class LlavaOracle:
             prompt_ids += piece_ids
             rows.append(embed(torch.tensor(piece_ids, dtype=torch.int64)))
             if picture is not None:
-                visual, kept = self.keep(*picture)
+                tokens, kept = self.keep(*picture)
                 prompt_ids += [image_token_id] * len(kept)
-                rows.append(visual[kept])
+                rows.append(tokens)
         embeddings = torch.cat(rows)[None]
         token_ids: list[int] = []
         logprobs: list[dict[int, float]] = []

@@ -1,4 +1,4 @@
-"""Functions that tests send into the worker to watch its vision tower."""
+"""Functions that tests send into the worker to watch it at work."""
 
 from __future__ import annotations
 
@@ -23,3 +23,10 @@ def watch_tower(model: Any) -> None:
 def tower_batches(model: Any) -> list[int]:
     """How many images each call of the tower got since it is watched."""
     return list(model.tower_batches)
+
+
+def kept_tokens(model: Any, key: int) -> list[int]:
+    """Which tokens were kept of the only image of an explained request."""
+    (tile,) = model.explanations.get(key)
+    kept: list[int] = tile["kept"]
+    return kept

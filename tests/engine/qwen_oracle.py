@@ -15,6 +15,13 @@ from transformers.vision_utils import get_vision_window_index
 
 from msdg_vllm.profiles import EncoderProfile
 from tests.engine.generation import Generated
+from tests.engine.method_oracle import (
+    TowerView,
+    attention_map,
+    choose,
+    merged_rows,
+    recorded,
+)
 from tests.reference import select_reference
 
 FRAMES_PER_SECOND = 2.0
@@ -22,15 +29,23 @@ FRAMES_PER_SECOND = 2.0
 
 @dataclass(frozen=True)
 class Medium:
-    """An image, or a video as an array of frames, and how much is kept of it for which query."""
+    """An image, or a video as an array of frames, and how much is kept of it, by which method."""
 
     content: Any
     query: str
     retention: float
+    method: str = "msdg"
 
     @property
     def is_video(self) -> bool:
         return isinstance(self.content, np.ndarray)
+
+
+def turn(rows: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> torch.Tensor:
+    """Rotate pairs of coordinates by the angles of each patch: `(S, heads, c)`."""
+    first, second = rows.double().chunk(2, dim=-1)
+    cosine, sine = (x.double()[:, None, : first.shape[-1]] for x in (cosines, sines))
+    return torch.cat([first * cosine - second * sine, second * cosine + first * sine], dim=-1)
 
 
 class QwenOracle:
@@ -58,36 +73,119 @@ class QwenOracle:
         for hook in hooks:
             hook.remove()
         states[len(tower.blocks)] = output.last_hidden_state
+        raster = {layer: self.raster(state, grid) for layer, state in states.items()}
+        return raster, output.pooler_output
+
+    def raster(self, values: torch.Tensor, grid: torch.Tensor) -> torch.Tensor:
+        """Values of patches, as the tower has them, in raster order of tokens."""
+        tower = self.model.model.visual
         if not hasattr(tower, "window_size"):
-            return states, output.pooler_output
+            return values
         window_index, _ = get_vision_window_index(
             grid[None], spatial_merge_size=2, window_size=tower.window_size, patch_size=14
         )
-        raster = {}
-        for layer, state in states.items():
-            merged = torch.empty(len(window_index), 4, state.shape[-1])
-            merged[window_index] = state.view(-1, 4, state.shape[-1])
-            raster[layer] = merged.flatten(0, 1)
-        return raster, output.pooler_output
+        by_token = values.unflatten(0, (-1, 4))
+        merged = torch.empty_like(by_token)
+        merged[window_index] = by_token
+        return merged.flatten(0, 1)
 
     @torch.no_grad()
     def keep(
-        self, states: dict[int, torch.Tensor], visual: torch.Tensor, medium: Medium
-    ) -> list[int]:
-        """Which tokens the method keeps."""
-        query_ids = self.processor.tokenizer.encode(medium.query, add_special_tokens=False)
-        embed = self.model.get_input_embeddings()
+        self, pixels: torch.Tensor, grid: torch.Tensor, medium: Medium
+    ) -> tuple[torch.Tensor, list[int]]:
+        """All tokens of an item as the language model may read them, and which are kept."""
+        states, visual = self.encode(pixels, grid)
+        budget = max(1, int(len(visual) * medium.retention + 0.5))
+        if medium.method != "msdg":
+            choice = choose(
+                medium.method,
+                self.view(pixels, grid, medium.query, states, visual),
+                self.profile,
+                budget,
+            )
+            if choice.rows:
+                visual[choice.keep] = merged_rows(choice, visual)
+            return visual, choice.keep
         selection = select_reference(
             {layer: states[layer].numpy() for layer in self.profile.layers},
             visual.numpy(),
-            embed(torch.tensor(query_ids, dtype=torch.int64)).numpy(),
-            max(1, int(len(visual) * medium.retention + 0.5)),
+            self._embedded(medium.query).numpy(),
+            budget,
             self.profile,
             patches_per_token=4,
         )
         assert selection.sinks or len(visual) < 10, "no sinks: the test would not see them"
         assert selection.margin > 1, "a decision too close for float32: choose another picture"
-        return selection.keep
+        return visual, selection.keep
+
+    @torch.no_grad()
+    def view(
+        self,
+        pixels: torch.Tensor,
+        grid: torch.Tensor,
+        query: str,
+        states: dict[int, torch.Tensor],
+        visual: torch.Tensor,
+    ) -> TowerView:
+        """All that methods may read of an item, from whole attention maps of each frame."""
+        tower = self.model.model.visual
+        blocks = dict(enumerate(tower.blocks))
+        angles: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        hooks = [
+            block.attn.register_forward_pre_hook(
+                lambda _module, _inputs, kwargs, layer=layer: angles.update(
+                    {layer: kwargs["position_embeddings"]}
+                ),
+                with_kwargs=True,
+            )
+            for layer, block in blocks.items()
+        ]
+        with (
+            recorded({n: block.attn.qkv for n, block in blocks.items()}) as projected,
+            recorded({n: block.mlp for n, block in blocks.items()}) as updates,
+        ):
+            tower(pixels, grid_thw=grid[None])
+        for hook in hooks:
+            hook.remove()
+        last = len(blocks) - 1
+        middle = min(
+            getattr(tower, "fullatt_block_indexes", blocks), key=lambda n: abs(n - last * 8 / 22)
+        )
+        _, height, width = grid.tolist()
+        received, keys = {}, {}
+        for layer in {middle, last}:
+            query_rows, key_rows, _ = projected[layer].unflatten(-1, (3, 2, -1)).unbind(1)
+            turned, keys[layer] = (
+                turn(query_rows, *angles[layer]),
+                turn(key_rows, *angles[layer]),
+            )
+            maps = [
+                attention_map(q, k)
+                for q, k in zip(
+                    turned.split(height * width), keys[layer].split(height * width), strict=True
+                )
+            ]
+            received[layer] = torch.cat([weights.sum(dim=0) for weights in maps]) / len(turned)
+        return TowerView(
+            states=states,
+            visual=visual,
+            query=self._embedded(query),
+            last=last,
+            middle=middle,
+            grid_width=width // 2,
+            received={n: self.raster(values, grid) for n, values in received.items()},
+            keys=self.raster(keys[last].mean(dim=1), grid),
+            updates={n: self.raster(update, grid) for n, update in updates.items()},
+            patches=4,
+        )
+
+    def _embedded(self, query: str) -> torch.Tensor:
+        """Embeddings of the distinct tokens of a query."""
+        query_ids = sorted(set(self.processor.tokenizer.encode(query, add_special_tokens=False)))
+        embedded: torch.Tensor = self.model.get_input_embeddings()(
+            torch.tensor(query_ids, dtype=torch.int64)
+        )
+        return embedded
 
     def inputs(self, prompt: str, media: Sequence[Medium]) -> Any:
         """What Hugging Face's processor makes of a prompt and its images and videos."""
@@ -154,8 +252,7 @@ class QwenOracle:
             pixels = inputs[pixels_name].split(grids.prod(-1).tolist())
             places = spots.split((grids.prod(-1) // 4).tolist())
             for medium, item_pixels, grid, place in zip(chosen, pixels, grids, places, strict=True):
-                states, visual = self.encode(item_pixels, grid)
-                kept = self.keep(states, visual, medium)
+                visual, kept = self.keep(item_pixels, grid, medium)
                 embeddings[place] = visual
                 taken[place] = False
                 taken[place[kept]] = True

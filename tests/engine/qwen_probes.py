@@ -31,7 +31,7 @@ def record_states(model: Any) -> None:
 
     def recorded(images: Any, specs: Any, *args: Any) -> Any:
         model.recorded_states.append(
-            {layer: state[0].numpy().copy() for layer, state in images.states.items()}
+            {layer: state[0].numpy().copy() for layer, state in images.signals.states.items()}
         )
         return keep_tokens(model, images, specs, *args)
 

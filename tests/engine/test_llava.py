@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from msdg_vllm.methods import METHODS
 from tests.checkpoints import make_llava
 from tests.engine.generation import (
+    Generated,
     Request,
     assert_same,
     generate,
@@ -21,11 +24,16 @@ from tests.engine.generation import (
     stock_answers,
 )
 from tests.engine.llava_oracle import LlavaOracle
-from tests.engine.probes import tower_batches, watch_tower
+from tests.engine.method_oracle import REFERENCED
+from tests.engine.probes import kept_tokens, tower_batches, watch_tower
 from tests.pictures import SIZES, picture_of
 
 NUM_TOKENS = 576
 BUDGETS = {0.05: 29, 0.111: 64, 0.222: 128, 0.333: 192, 0.9: 518}
+# A picture, and budgets, with which no method has a decision that is too close to call: after a
+# few tokens the miniature's narrow embeddings leave CDPruner nothing to tell tokens apart by.
+METHOD_SEED = 2
+METHOD_BUDGETS = {name: (0.01, 6) if name == "cdpruner" else (0.05, 29) for name in METHODS}
 QUESTIONS = ("Is there a blue circle in the picture?", "Read the code on the sign.")
 
 
@@ -68,6 +76,64 @@ def test_pruned_answer_equals_hugging_face(
     for picture, answer in zip(pictures, answers, strict=True):
         expected = oracle.generate(prompt_of(question), [(picture, question, BUDGETS[retention])])
         assert_same(answer, expected)
+
+
+@pytest.fixture(scope="module")
+def answers_by_method(llm: Any) -> dict[str, Generated]:
+    """One picture and one question to all methods, in one mixed batch."""
+    picture = picture_of("square", METHOD_SEED)
+    requests = [
+        ask(QUESTIONS[0], picture, retention=retention, method=name)
+        for name, (retention, _) in METHOD_BUDGETS.items()
+    ]
+    return dict(zip(METHODS, generate(llm, requests), strict=True))
+
+
+@pytest.mark.parametrize("method", REFERENCED)
+def test_every_method_equals_its_reference_on_hugging_face_states(
+    answers_by_method: dict[str, Generated], oracle: LlavaOracle, method: str
+) -> None:
+    picture = picture_of("square", METHOD_SEED)
+    _, budget = METHOD_BUDGETS[method]
+    expected = oracle.generate(prompt_of(QUESTIONS[0]), [(picture, QUESTIONS[0], budget, method)])
+    assert_same(answers_by_method[method], expected)
+
+
+def test_every_method_has_a_reference() -> None:
+    assert set(REFERENCED) == METHODS.keys() - {"msdg", "random"}
+
+
+def test_methods_share_no_cache_entry_and_questions_only_where_they_do_not_matter(
+    llm: Any,
+) -> None:
+    picture = picture_of("tall", 3)
+
+    def identity(method: str, question: str) -> str:
+        request = ask(question, picture, retention=0.05, method=method)
+        return image_hashes(llm, request)["image"][0]
+
+    assert len({identity(method, QUESTIONS[0]) for method in METHODS}) == len(METHODS)
+    for method in METHODS:
+        shared = identity(method, QUESTIONS[0]) == identity(method, QUESTIONS[1])
+        assert shared == (method not in {"msdg", "cdpruner", "dart0"}), method
+
+
+def test_random_tokens_depend_on_the_picture_and_not_on_the_batch(llm: Any) -> None:
+    pictures = [picture_of("square", seed) for seed in (31, 32)]
+
+    def kept(requests: list[Request], keys: tuple[int, ...]) -> list[list[int]]:
+        forget(llm)
+        generate(llm, requests, max_tokens=1)
+        return [llm.apply_model(partial(kept_tokens, key=key))[0] for key in keys]
+
+    first, second = (
+        ask(QUESTIONS[0], picture, retention=0.111, method="random", explanation=key)
+        for key, picture in enumerate(pictures, start=1001)
+    )
+    (alone,) = kept([first], (1001,))
+    again, other = kept([second, *mixed_requests()[:2], first], (1001, 1002))
+    assert len(alone) == 64
+    assert again == alone != other
 
 
 def test_several_images_with_one_question_equal_hugging_face(llm: Any, oracle: LlavaOracle) -> None:
@@ -146,6 +212,9 @@ def mixed_requests() -> list[Request]:
         ask(QUESTIONS[0], square),
         ask(QUESTIONS[1], square, wide, retention=0.05),
         ask(QUESTIONS[1], wide, retention=0.9),
+        # Two that read attention, of all heads, and one of them merges.
+        ask(QUESTIONS[0], square, retention=0.111, method="visionzip"),
+        ask(QUESTIONS[0], wide, retention=0.111, method="hiprune"),
     ]
 
 
@@ -241,7 +310,10 @@ def test_prompt_that_fits_only_when_pruned_is_served(llm: Any) -> None:
         ({"retention": math.nan}, r"retention must be in \(0, 1\], got nan;"),
         ({"retention": "0.5"}, r"retention must be in \(0, 1\], got '0.5';"),
         ({"retention": True}, r"retention must be in \(0, 1\], got True;"),
-        ({"retention": 0.5, "method": "guess"}, "method must be one of 'msdg', got 'guess'"),
+        (
+            {"retention": 0.5, "method": "guess"},
+            "method must be one of 'msdg', 'random'.*, got 'guess'",
+        ),
         ({"retention": 0.5, "query_mode": "all"}, "query_mode must be one of .*, got 'all'"),
         ({"retention": 0.5, "query": 7}, "query must be a string, got 7"),
     ],
@@ -261,7 +333,12 @@ def test_unpruned_is_stock_vllm_to_the_bit(llm: Any, folder: Path) -> None:
     plain = [ask(QUESTIONS[0], picture) for picture in pictures]
     expected, hashes = stock_answers(folder, plain, max_num_batched_tokens=2048)
     forget(llm)
-    for wishes in ({}, {"retention": 1.0}, {"retention": 1, "query": "fox"}):
+    unpruned: tuple[dict[str, Any], ...] = (
+        {},
+        {"retention": 1.0},
+        {"retention": 1, "query": "fox", "method": "visionzip"},
+    )
+    for wishes in unpruned:
         requests = [ask(QUESTIONS[0], picture, **wishes) for picture in pictures]
         assert [image_hashes(llm, request) for request in requests] == hashes
         assert generate_one_by_one(llm, requests) == expected

@@ -12,6 +12,7 @@ from PIL import Image
 
 from msdg_vllm.errors import RequestError
 from tests.engine.generation import (
+    Generated,
     Request,
     assert_same,
     generate,
@@ -20,6 +21,7 @@ from tests.engine.generation import (
     running_engine,
     stock_answers,
 )
+from tests.engine.method_oracle import REFERENCED
 from tests.engine.qwen_oracle import Medium, QwenOracle
 from tests.engine.qwen_probes import (
     encoder_graph_modalities,
@@ -33,6 +35,8 @@ from tests.pictures import SIZES, picture_of
 from tests.qwen_checkpoint import make_qwen2_5_vl
 
 RETENTIONS = (0.05, 0.222, 0.6)
+# With these no method has a decision that is too close to call.
+METHOD_RETENTION, METHOD_SEED = 0.1, 4
 BLOCK_SIZE = 32
 OPTIONS = {
     "max_model_len": 512,
@@ -89,6 +93,41 @@ def test_pruned_answer_equals_hugging_face(llm: Any, oracle: QwenOracle, retenti
             prompt_of(question, picture), [Medium(picture, question, retention)]
         )
         assert_same(answer, expected)
+
+
+METHODS = [name for name in REFERENCED if name != "cls_attention"]
+
+
+@pytest.fixture(scope="module")
+def answers_by_method(llm: Any) -> dict[str, Generated]:
+    """A wide picture and a video to all methods that fit, in one mixed batch."""
+    contents = [picture_of("wide", METHOD_SEED), make_video(6, 3)]
+    requests = [
+        ask(QUESTIONS[0], *contents, retention=METHOD_RETENTION, method=name) for name in METHODS
+    ]
+    return dict(zip(METHODS, generate(llm, requests), strict=True))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_equals_its_reference_on_hugging_face_states(
+    answers_by_method: dict[str, Generated], oracle: QwenOracle, method: str
+) -> None:
+    contents = [picture_of("wide", METHOD_SEED), make_video(6, 3)]
+    expected = oracle.generate(
+        prompt_of(QUESTIONS[0], *contents),
+        [Medium(content, QUESTIONS[0], METHOD_RETENTION, method) for content in contents],
+    )
+    assert_same(answers_by_method[method], expected)
+
+
+def test_a_method_that_needs_a_class_token_is_refused_and_others_are_named(llm: Any) -> None:
+    request = ask(QUESTIONS[0], picture_of("wide", 1), retention=0.222, method="cls_attention")
+    with pytest.raises(
+        RequestError,
+        match=r"'cls_attention' cannot prune this model.*class token.*'msdg', 'random'",
+    ) as refusal:
+        generate(llm, [request])
+    assert "cls_attention" not in str(refusal.value).split("methods that can are")[1]
 
 
 @pytest.mark.parametrize("retention", RETENTIONS)

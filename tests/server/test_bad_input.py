@@ -16,6 +16,7 @@ import httpx
 import pytest
 from PIL import Image
 
+from msdg_vllm.methods import METHODS
 from tests.pictures import picture_of
 from tests.server.running import (
     MAX_IMAGES,
@@ -117,6 +118,13 @@ def test_unknown_options_are_refused(
 ) -> None:
     body = {"model": MODEL, "input": "hi", "messages": [user("hi")], "pruning": pruning}
     assert_refused(server.post(path, body), param)
+
+
+def test_an_unknown_method_is_answered_with_those_there_are(server: Server) -> None:
+    body = chat_body(user("hi"), pruning={"method": "fastv"})
+    message = assert_refused(server.post(CHAT, body), "pruning.method")
+    assert all(f"'{name}'" in message for name in METHODS)
+    assert "got 'fastv'" in message
 
 
 def test_an_unknown_method_is_told_which_there_are(server: Server) -> None:

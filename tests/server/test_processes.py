@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.engine.llava_oracle import LlavaOracle
 from tests.pictures import picture_of
+from tests.qwen_checkpoint import make_qwen2_5_vl
 from tests.server.running import ROOT, Server, chat_body, image_part, running_server, user
 
 QUESTION = "Read the code on the sign."
@@ -20,7 +22,12 @@ CHAT = "/v1/chat/completions"
 def several(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """Two API server processes with defaults of their own."""
     log = tmp_path_factory.mktemp("several") / "server.log"
-    options = ("--api-server-count=2", "--default-retention=0.222", "--query-mode=none")
+    options = (
+        "--api-server-count=2",
+        "--default-retention=0.222",
+        "--default-method=cls_attention",
+        "--query-mode=none",
+    )
     with running_server(checkpoint, log, *options) as running:
         yield running
 
@@ -28,11 +35,34 @@ def several(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
 def test_the_operators_defaults_hold(several: Server) -> None:
     described = several.get("/v1/pruning").json()
     assert described["default_retention"] == 0.222
+    assert described["default_method"] == "cls_attention"
     assert described["default_query_mode"] == "none"
     message = user(QUESTION, image_part(picture_of("square")))
     for fields, kept in (({}, 128), ({"retention": None}, 128), ({"retention": 1.0}, 576)):
         usage = several.post(CHAT, chat_body(message, **fields)).json()["usage"]
         assert usage["prompt_tokens_details"]["visual_tokens"] == kept
+
+
+def test_the_default_method_decides_and_a_request_may_name_another(
+    several: Server, checkpoint: Path
+) -> None:
+    picture = picture_of("square", 9)
+    message = user(QUESTION, image_part(picture))
+    by_default, by_wish = (
+        several.post(CHAT, chat_body(message, pruning={"explain": True, **options})).json()
+        for options in ({}, {"method": "msdg"})
+    )
+    images = [
+        several.get(f"/v1/pruning/{answer['pruning']['id']}").json()["images"][0]
+        for answer in (by_default, by_wish)
+    ]
+    oracle = LlavaOracle(checkpoint)
+    assert images[0]["kept"] == oracle.keep(picture, "", 128, "cls_attention")[1]
+    assert images[1]["kept"] == oracle.keep(picture, "", 128)[1]
+    # The one has scores only; the other has groups and sinks too.
+    assert images[0]["groups"] is images[0]["sinks"] is None
+    assert len(images[0]["scores"]) == len(images[1]["scores"]) == 576
+    assert len(images[1]["groups"]) == 128
 
 
 def test_every_process_knows_every_explanation(several: Server) -> None:
@@ -71,6 +101,23 @@ def test_both_processes_answer(several: Server) -> None:
     log = several.log.read_text(errors="replace")
     assert "ApiServer_0" in log
     assert "ApiServer_1" in log
+
+
+def test_a_method_that_the_model_cannot_feed_is_a_400(tmp_path: Path) -> None:
+    folder = make_qwen2_5_vl(tmp_path / "qwen")
+    with running_server(folder, tmp_path / "server.log", "--max-model-len=1024") as qwen:
+        described = qwen.get("/v1/pruning").json()
+        assert {"msdg", "hiprune", "visionzip"} <= set(described["methods"])
+        assert "cls_attention" not in described["methods"]
+        message = user(QUESTION, image_part(picture_of("wide")))
+        for retention in (0.222, 1.0):
+            body = chat_body(message, retention=retention, pruning={"method": "cls_attention"})
+            answer = qwen.post(CHAT, body)
+            assert answer.status_code == 400
+            assert answer.json()["error"]["param"] == "pruning.method"
+            assert "'msdg', 'random'" in answer.json()["error"]["message"]
+        body = chat_body(message, retention=0.222, pruning={"method": "hiprune"})
+        assert qwen.post(CHAT, body).status_code == 200
 
 
 def test_stock_vllm_warns_that_it_ignores_the_fields(checkpoint: Path, tmp_path: Path) -> None:

@@ -11,17 +11,19 @@ from msdg_vllm.settings import Settings
 
 
 def test_nothing_set_means_no_pruning() -> None:
-    assert Settings.from_environment({}) == Settings(1.0, "image-turn", None)
+    assert Settings.from_environment({}) == Settings(1.0, "msdg", "image-turn", None)
     assert Settings.from_environment({"MSDG_DEFAULT_RETENTION": ""}) == Settings()
 
 
 def test_every_variable_is_read() -> None:
     environment = {
         "MSDG_DEFAULT_RETENTION": "0.222",
+        "MSDG_DEFAULT_METHOD": "random",
         "MSDG_QUERY_MODE": "none",
         "MSDG_PROFILE": "encoder.json",
     }
-    assert Settings.from_environment(environment) == Settings(0.222, "none", Path("encoder.json"))
+    expected = Settings(0.222, "random", "none", Path("encoder.json"))
+    assert Settings.from_environment(environment) == expected
 
 
 @pytest.mark.parametrize("text", ["0", "1.5", "nan", "half"])
@@ -33,3 +35,8 @@ def test_bad_default_retention_names_the_variable(text: str) -> None:
 def test_bad_query_mode_names_the_allowed_ones() -> None:
     with pytest.raises(SettingsError, match=r"MSDG_QUERY_MODE.*'image-turn', 'last-turn', 'none'"):
         Settings.from_environment({"MSDG_QUERY_MODE": "first-turn"})
+
+
+def test_bad_default_method_names_the_allowed_ones() -> None:
+    with pytest.raises(SettingsError, match=r"MSDG_DEFAULT_METHOD.*'msdg', 'random'.*got 'fastv'"):
+        Settings.from_environment({"MSDG_DEFAULT_METHOD": "fastv"})

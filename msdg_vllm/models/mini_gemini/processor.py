@@ -17,6 +17,7 @@ from vllm.multimodal.processing import (
 
 from msdg_vllm.engine.processor import PruningProcessor
 from msdg_vllm.engine.tiles import TileLayout
+from msdg_vllm.models import clip
 from msdg_vllm.models.mini_gemini.config import MGMConfig
 from msdg_vllm.models.mini_gemini.images import MiniGeminiImages
 
@@ -26,7 +27,10 @@ IMAGE_TOKEN = "<image>"
 def layout_of(config: MGMConfig) -> TileLayout:
     """The tiles of every image: the whole first, then the cells, one behind the other."""
     order = torch.arange(config.num_tiles * config.tokens_per_tile)
-    return TileLayout.of_order(order, config.num_tiles, config.tokens_per_tile)
+    side = config.tokens_per_side
+    return TileLayout.of_order(
+        order, config.num_tiles, config.tokens_per_tile, grids=((side, side),) * config.num_tiles
+    )
 
 
 class MiniGeminiProcessingInfo(BaseProcessingInfo):
@@ -102,6 +106,8 @@ class MiniGeminiProcessor(BaseMultiModalProcessor[MiniGeminiProcessingInfo]):
 
 class PruningMiniGeminiProcessor(PruningProcessor, MiniGeminiProcessor):
     """Mini-Gemini's processor with a budget per tile."""
+
+    encoder_of = staticmethod(clip.encoder_of)
 
     def num_visual_tokens(
         self, items: Any, modality: str, index: int, kwargs: Mapping[str, object]

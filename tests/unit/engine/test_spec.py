@@ -18,6 +18,7 @@ specs = st.builds(
     query_ids=st.lists(st.integers(0, 200_000), max_size=30).map(tuple),
     method=st.sampled_from(METHODS),
     scope=st.sampled_from(SCOPES),
+    seed=st.integers(0, 2**63 - 1),
     explanation=st.integers(0, 2**63 - 1),
 )
 
@@ -38,6 +39,7 @@ def test_unpruned_survives_the_way_to_the_worker() -> None:
         {"num_tokens": 577},
         {"query_ids": (5, 6)},
         {"scope": "image"},
+        {"method": "random"},
         {"explanation": 1},
     ],
 )

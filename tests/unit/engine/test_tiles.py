@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from msdg_vllm.engine.explanations import ExplanationStore
 from msdg_vllm.engine.spec import PruningSpec
 from msdg_vllm.engine.tiles import EncodedTiles, TiledPruningModel, TileLayout, decide
+from msdg_vllm.methods import Encoder, Image, Signals, method_named
 from msdg_vllm.models.llava_next import layout_of
 from msdg_vllm.profiles import EncoderProfile
 from tests.reference import select_reference
@@ -25,6 +26,7 @@ PROFILE = EncoderProfile(
     sink_threshold=1.5,
     num_groups=4,
 )
+ENCODER = Encoder(num_layers=3, profile=PROFILE)
 PINPOINTS = [[336, 672], [672, 336], [672, 672], [1008, 336], [336, 1008]]
 
 
@@ -98,7 +100,9 @@ def encoded(layouts: list[TileLayout], seed: int = 0) -> EncodedTiles:
     generator = torch.Generator().manual_seed(seed)
     rows, num_tokens = sum(layout.num_tiles for layout in layouts), layouts[0].tokens_per_tile
     return EncodedTiles(
-        states={n: torch.randn(rows, num_tokens, 16, generator=generator) for n in range(4)},
+        signals=Signals(
+            states={n: torch.randn(rows, num_tokens, 16, generator=generator) for n in range(4)}
+        ),
         visual=torch.randn(rows, num_tokens, 16, generator=generator),
         layouts=layouts,
     )
@@ -114,36 +118,37 @@ def test_decisions_equal_the_reference_tile_by_tile() -> None:
         PruningSpec(budget=30, num_tokens=0, query_ids=(4, 5, 6, 7, 8)),
         PruningSpec(budget=25, num_tokens=0, scope="image"),
     ]
-    first, second, third = decide(images, specs, queries, PROFILE)
+    states = images.signals.states
+    first, second, third = decide(images, specs, queries, ENCODER)
     start = 0
     for decision, layout, spec, query in zip(
         (first, second), layouts, specs, queries, strict=False
     ):
         shares = layout.shares(spec.budget)
-        assert decision.kept.sum(dim=1).tolist() == shares
+        assert [len(choice.indices) for choice in decision.tiles] == shares
         for tile, share in enumerate(shares):
             if share:
                 expected = select_reference(
-                    {n: images.states[n][start + tile].numpy() for n in PROFILE.layers},
+                    {n: states[n][start + tile].numpy() for n in PROFILE.layers},
                     images.visual[start + tile].numpy(),
                     query.numpy(),
                     share,
                     PROFILE,
                     valid=layout.valid()[tile].numpy(),
                 )
-                assert decision.kept[tile].nonzero().flatten().tolist() == expected.keep
+                assert decision.tiles[tile].indices.tolist() == expected.keep
         start += layout.num_tiles
     order = layouts[2].order
     expected = select_reference(
-        {n: images.states[n][start:].flatten(0, 1)[order].numpy() for n in PROFILE.layers},
+        {n: states[n][start:].flatten(0, 1)[order].numpy() for n in PROFILE.layers},
         images.visual[start:].flatten(0, 1)[order].numpy(),
         queries[2].numpy(),
         25,
         PROFILE,
     )
-    assert third.kept.flatten()[order].nonzero().flatten().tolist() == expected.keep
+    assert third.positions.tolist() == order[expected.keep].tolist()
     assert expected.sinks  # the case has sinks
-    assert third.kept.sum() == 25
+    assert len(third.positions) == 25
 
 
 def test_a_decision_does_not_depend_on_the_images_beside_it() -> None:
@@ -155,29 +160,75 @@ def test_a_decision_does_not_depend_on_the_images_beside_it() -> None:
         PruningSpec(budget=30, num_tokens=0, query_ids=(2,)),
         PruningSpec(budget=9, num_tokens=0, query_ids=(3,)),
     ]
-    together = decide(images, specs, queries, PROFILE)
+    states = images.signals.states
+    together = decide(images, specs, queries, ENCODER)
     start = 0
     for index, layout in enumerate(layouts):
         rows = slice(start, start + layout.num_tiles)
         alone = EncodedTiles(
-            states={n: state[rows] for n, state in images.states.items()},
+            signals=Signals(states={n: state[rows] for n, state in states.items()}),
             visual=images.visual[rows],
             layouts=[layout],
         )
-        (decision,) = decide(alone, [specs[index]], [queries[index]], PROFILE)
-        assert torch.equal(decision.kept, together[index].kept)
-        assert torch.equal(decision.scores.score, together[index].scores.score)
+        (decision,) = decide(alone, [specs[index]], [queries[index]], ENCODER)
+        assert torch.equal(decision.positions, together[index].positions)
+        for tile, other in zip(decision.tiles, together[index].tiles, strict=True):
+            assert tile.scores is not None
+            assert other.scores is not None
+            assert torch.equal(tile.scores, other.scores)
         start += layout.num_tiles
+
+
+def test_tiles_of_a_merging_method_are_read_in_order_with_what_was_merged() -> None:
+    layout = layout_of(next_config(side=6), 480, 640)
+    images = encoded([layout], seed=5)
+    generator = torch.Generator().manual_seed(6)
+    attention = torch.rand(layout.num_tiles, 36, generator=generator)
+    keys = torch.randn(layout.num_tiles, 36, 4, generator=generator)
+    features = torch.randn(layout.num_tiles, 36, 16, generator=generator)
+    images.signals = Signals(features=features, class_attention={2: attention}, keys={2: keys})
+    images.project = lambda rows: 2 * rows
+    spec = PruningSpec(budget=40, num_tokens=0, method="visionzip")
+    (decision,) = decide(images, [spec], [torch.zeros(0, 16)], ENCODER)
+    expected: dict[int, torch.Tensor] = {}
+    for tile, (share, is_real) in enumerate(zip(layout.shares(40), layout.valid(), strict=True)):
+        real = is_real.nonzero().flatten()
+        image = Image(
+            Signals(
+                features=features[tile, real],
+                class_attention={2: attention[tile, real]},
+                keys={2: keys[tile, real]},
+            ),
+            images.visual[tile, real],
+            ENCODER,
+            project=images.project,
+        )
+        choice = method_named("visionzip").select(image, share)
+        assert choice.embeddings is not None
+        places = (36 * tile + real[choice.indices]).tolist()
+        expected.update(zip(places, choice.embeddings, strict=True))
+    in_order = [position for position in layout.order.tolist() if position in expected]
+    assert decision.positions.tolist() == in_order
+    rows = decision.tokens(images.visual.flatten(0, 1))
+    assert torch.equal(rows, torch.stack([expected[position] for position in in_order]))
+
+
+def test_grids_are_those_of_the_real_tokens() -> None:
+    layout = layout_of(next_config(), 30, 1000)
+    assert layout.tile_grids() == [((24, 24),), ((2, 24),), ((2, 24),), ((2, 24),)]
+    assert layout.grids == ((24, 24), (2, 72))
+    empty = TileLayout.of_order(torch.arange(36), 2, 36)
+    assert empty.tile_grids() == [((6, 6),), ()]
 
 
 @pytest.mark.parametrize("scope", ["tile", "image"])
 def test_kept_rows_and_explanations_tell_of_the_same_tokens(scope: str) -> None:
     layout = layout_of(next_config(side=6), 480, 640)
     images = encoded([layout], seed=4)
-    images.grid = (6, 6)
+    images.grids = ((6, 6),)
     tokens = images.visual.flatten(0, 1)
     model = object.__new__(TiledPruningModel)
-    model.profile = PROFILE
+    model.encoder = ENCODER
     model.explanations = ExplanationStore()
     model.pixel_statistics = None, None
     spec = PruningSpec(budget=40, num_tokens=0, scope=scope, explanation=7)

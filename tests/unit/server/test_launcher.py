@@ -63,12 +63,19 @@ def parser() -> Any:
 
 
 def test_options_become_the_environment_of_all_processes(parser: Any) -> None:
-    options = parser.parse_args(["--default-retention", "0.25", "--query-mode", "none"])
+    options = parser.parse_args(
+        ["--default-retention", "0.25", "--default-method", "random", "--query-mode", "none"]
+    )
     environment: dict[str, str] = {}
     apply_options(options, environment)
-    assert environment == {"MSDG_DEFAULT_RETENTION": "0.25", "MSDG_QUERY_MODE": "none"}
+    assert environment == {
+        "MSDG_DEFAULT_RETENTION": "0.25",
+        "MSDG_DEFAULT_METHOD": "random",
+        "MSDG_QUERY_MODE": "none",
+    }
     # vLLM hands all options on to its own processes; it must not meet ours.
-    assert not {"default_retention", "query_mode", "profile"} & vars(options).keys()
+    ours = {"default_retention", "default_method", "query_mode", "profile"}
+    assert not ours & vars(options).keys()
 
 
 @pytest.mark.parametrize(
@@ -77,6 +84,7 @@ def test_options_become_the_environment_of_all_processes(parser: Any) -> None:
         (["--default-retention", "0"], "retention must be in (0, 1], got '0'"),
         (["--default-retention", "nan"], "retention must be in (0, 1], got 'nan'"),
         (["--default-retention", "much"], "retention must be in (0, 1], got 'much'"),
+        (["--default-method", "fastv"], "invalid choice: 'fastv'"),
         (["--query-mode", "first-turn"], "invalid choice: 'first-turn'"),
     ],
 )

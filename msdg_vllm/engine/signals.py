@@ -1,0 +1,98 @@
+"""Capture of what the methods of a batch read, while the encoder runs as it always does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from msdg_vllm.engine.attention import Spans, class_attention, over_all_ranks, received_attention
+from msdg_vllm.engine.states import capture_states
+from msdg_vllm.methods import Needs, Signals
+
+
+@contextmanager
+def capture_signals(
+    blocks: Sequence[nn.Module],
+    needs: Needs,
+    attention_of: Callable[[Any], Any],
+    *,
+    spans: Spans | None = None,
+    copy: bool = False,
+) -> Iterator[Signals]:
+    """Fill the yielded signals while the encoder runs inside.
+
+    Rows and tokens are the encoder's own: the class token is among them, windows are not undone,
+    features are missing, and received attention is a sum over queries, not yet a mean.
+
+    Args:
+        blocks: The encoder's blocks, in order; each has an `mlp`.
+        needs: What to capture.
+        attention_of: The module of a block that hands queries and keys to a fused `attn`.
+        spans: Which tokens of a row see each other in layers with global attention; None: all.
+        copy: Copy states, for encoders whose kernels write to their input.
+    """
+    rows: dict[int, torch.Tensor] = {}
+    columns: dict[int, torch.Tensor] = {}
+    keys: dict[int, torch.Tensor] = {}
+    updates: dict[int, torch.Tensor] = {}
+
+    def read_attention(layer: int, query: torch.Tensor, key: torch.Tensor) -> None:
+        module = attention_of(blocks[layer])
+        heads, scale, ranks = module.attn.num_heads, module.attn.scale, module.tp_size
+        # Some encoders pass (R, T, heads * width), others (R, T, heads, width).
+        query, key = (x.unflatten(-1, (heads, -1)) if x.dim() == 3 else x for x in (query, key))
+        if layer in needs.class_attention:
+            row = class_attention(query, key, scale)
+            rows[layer] = over_all_ranks(row, ranks) / (heads * ranks)
+        if layer in needs.received_attention:
+            column = received_attention(query, key, scale, spans or [(0, query.shape[1])])
+            columns[layer] = over_all_ranks(column, ranks) / (heads * ranks)
+        if layer in needs.keys:
+            keys[layer] = over_all_ranks(key.float().sum(dim=2), ranks) / (heads * ranks)
+
+    def tap_attention(layer: int, forward: Callable[..., Any]) -> Callable[..., Any]:
+        def read_and_attend(
+            query: torch.Tensor, key: torch.Tensor, *args: Any, **kwargs: Any
+        ) -> Any:
+            read_attention(layer, query, key)
+            return forward(query, key, *args, **kwargs)
+
+        return read_and_attend
+
+    def tap_mlp(layer: int, forward: Callable[..., Any]) -> Callable[..., Any]:
+        def compute_and_read(*args: Any, **kwargs: Any) -> Any:
+            update = forward(*args, **kwargs)
+            updates[layer] = torch.linalg.vector_norm(update.float(), dim=-1)
+            return update
+
+        return compute_and_read
+
+    with ExitStack() as taps:
+        states = taps.enter_context(capture_states(blocks, needs.states, copy=copy))
+        for layer in needs.attention_layers:
+            taps.enter_context(_tapped(attention_of(blocks[layer]).attn, layer, tap_attention))
+        for layer in needs.mlp_updates:
+            taps.enter_context(_tapped(blocks[layer].mlp, layer, tap_mlp))
+        yield Signals(
+            states=states,
+            class_attention=rows,
+            received_attention=columns,
+            keys=keys,
+            mlp_updates=updates,
+        )
+
+
+@contextmanager
+def _tapped(
+    module: Any, layer: int, tap: Callable[[int, Callable[..., Any]], Callable[..., Any]]
+) -> Iterator[None]:
+    """Put a function around the `forward` of one module instance."""
+    module.__dict__["forward"] = tap(layer, module.forward)
+    try:
+        yield
+    finally:
+        del module.__dict__["forward"]

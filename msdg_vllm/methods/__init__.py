@@ -1,0 +1,61 @@
+"""Methods that choose visual tokens before the language model reads them, behind one call.
+
+A method is one file here and one row of `METHODS`:
+
+    class MyMethod(Method):
+        def needs(self, encoder):            # what the encoder must hand over, by layer
+            return Needs(class_attention=(encoder.last_layer,))
+
+        def select(self, image, budget):     # one image, or one tile of it
+            scores = image.per_token(image.signals.class_attention[image.encoder.last_layer])
+            return Choice(top_tokens(scores, budget), scores=scores)
+
+The engine captures what the methods of a batch need and nothing else, calls `select` for each
+image, and gathers the tokens that were chosen. Torch and `msdg_vllm.core` only: no vLLM here.
+"""
+
+from functools import cache
+from importlib import import_module
+
+from msdg_vllm.methods.image import Choice, Image, ImageBatch, Signals, top_tokens
+from msdg_vllm.methods.method import Analysis, Method
+from msdg_vllm.methods.needs import Encoder, Needs, unmet_need
+
+__all__ = [
+    "METHODS",
+    "Analysis",
+    "Choice",
+    "Encoder",
+    "Image",
+    "ImageBatch",
+    "Method",
+    "Needs",
+    "Signals",
+    "method_named",
+    "top_tokens",
+    "unmet_need",
+]
+
+METHODS = {
+    "msdg": "msdg_vllm.methods.msdg:Msdg",
+    "random": "msdg_vllm.methods.random:RandomTokens",
+    "cls_attention": "msdg_vllm.methods.cls_attention:ClsAttention",
+    "visionzip": "msdg_vllm.methods.visionzip:VisionZip",
+    "divprune": "msdg_vllm.methods.divprune:DivPrune",
+    "prunesid": "msdg_vllm.methods.prunesid:PruneSID",
+    "hiprune": "msdg_vllm.methods.hiprune:HiPrune",
+    "cdpruner": "msdg_vllm.methods.cdpruner:CDPruner",
+    "evocut": "msdg_vllm.methods.evocut:EvoCut",
+    "representation_shift": "msdg_vllm.methods.representation_shift:RepresentationShift",
+    "dart0": "msdg_vllm.methods.dart0:Dart0",
+}
+"""Every method by the name that requests use, as "module:Class"; the first is the default."""
+
+
+@cache
+def method_named(name: str) -> Method:
+    """Return the one instance of a method of the table."""
+    module, _, class_name = METHODS[name].partition(":")
+    method = getattr(import_module(module), class_name)()
+    assert isinstance(method, Method)
+    return method

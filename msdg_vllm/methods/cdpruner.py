@@ -1,0 +1,84 @@
+"""CDPruner (Zhang et al., 2025): diversity conditioned on the question, by greedy MAP of a DPP.
+
+The original takes relevance from CLIP's text tower. Here it comes from the language model's
+embeddings of the question, as for MSDG-Prune, so the sign is plus and no weights are added.
+"""
+
+import torch
+from torch import Tensor
+
+from msdg_vllm.core.signals import row_norms, unit
+from msdg_vllm.core.tiles import NARROW_TILE, TILE, fill_up, round_up
+from msdg_vllm.methods.image import Choice, Image, top_tokens
+from msdg_vllm.methods.method import Method
+from msdg_vllm.methods.needs import Encoder, Needs
+from msdg_vllm.methods.similarity import UnitTokens
+
+_RELEVANCE_EPSILON = 1e-6
+# What float32 may get wrong: a smaller spread of relevance is none, and a token of which less is
+# left than this lies in the span of those chosen (it is less than 0.2 degrees away from it).
+_SPREAD_RESOLUTION = 2.0**-20
+_RESIDUAL_RESOLUTION = 2.0**-17
+
+
+class CDPruner(Method):
+    """Greedy MAP of the kernel L = diag(r) S diag(r), cosines S, relevance r in (0, 1].
+
+    When no token is left that adds to the determinant, the rest of the budget goes to the most
+    relevant ones. Without a question all are equally relevant. Waits for no device; B steps
+    follow one another.
+    """
+
+    def needs(self, encoder: Encoder) -> Needs:
+        return Needs(visual=True, query=True)
+
+    def select(self, image: Image, budget: int) -> Choice:
+        tokens = UnitTokens.of(image.visual)
+        relevance = _relative_relevance(tokens, image.query)
+        scores = torch.where(tokens.finite, relevance, torch.nan)
+        chosen = _greedy_map(tokens, relevance, budget)
+        return Choice(top_tokens(scores, budget, first=chosen), scores=relevance)
+
+
+def _greedy_map(tokens: UnitTokens, relevance: Tensor, budget: int) -> Tensor:
+    """The tokens that add most to the determinant, one after the other, as a mask `(N,)`."""
+    num_tokens, num_steps = tokens.num_tokens, min(budget, tokens.num_tokens)
+    # The factorisation runs on S instead of L: a Cholesky row of L is r times one of S, and the
+    # gain of a token is r^2 times what the chosen ones leave of it. So a small r costs no digits.
+    rows = tokens.units.new_zeros(tokens.units.shape[0], round_up(num_steps, TILE))  # (N', B')
+    pairs = tokens.pairs()
+    residual = torch.ones_like(relevance)
+    chosen = torch.zeros_like(tokens.finite)
+    for step in range(num_steps):
+        is_open = tokens.finite & ~chosen & (residual > _RESIDUAL_RESOLUTION)
+        gain = torch.where(is_open, relevance.square() * residual, -1.0)
+        index = gain.argmax(keepdim=True)
+        # Without an open token the largest is any token: nothing may change then.
+        adds = is_open.gather(0, index)
+        done = rows[:, : round_up(step, TILE)]
+        explained = torch.mv(done, done.index_select(0, index).squeeze(0))[:num_tokens]
+        pivot = residual.gather(0, index).clamp_min(_RESIDUAL_RESOLUTION).sqrt()
+        row = torch.where(adds, (tokens.cosines_to_token(index, pairs) - explained) / pivot, 0.0)
+        rows[:num_tokens, step] = row
+        residual = residual - row.square()
+        chosen = chosen | torch.zeros_like(chosen).scatter(0, index, adds)
+    return chosen
+
+
+def _relative_relevance(tokens: UnitTokens, query: Tensor | None) -> Tensor:
+    """r: the mean cosine to the query's tokens, scaled to (0, 1] over the finite tokens, `(N,)`."""
+    ones = torch.ones_like(tokens.finite, dtype=torch.float32)
+    if query is None or not len(query):
+        return ones
+    num_query = len(query)
+    query = fill_up(query.float(), round_up(num_query, NARROW_TILE))
+    norms = row_norms(query)
+    counts = norms.isfinite() & (torch.arange(len(query), device=query.device) < num_query)
+    directions = unit(query, norms).masked_fill_(~counts.unsqueeze(-1), 0.0)
+    # The mean of the cosines is the product with the mean of the directions.
+    mean = directions.sum(dim=0) / counts.sum().clamp_min(1)
+    cosines = torch.mv(tokens.units, mean)[: tokens.num_tokens]
+    lowest = cosines.masked_fill(~tokens.finite, torch.inf).amin()
+    spread = cosines.masked_fill(~tokens.finite, -torch.inf).amax() - lowest
+    relevance = (cosines - lowest + _RELEVANCE_EPSILON) / spread
+    return torch.where(spread > _SPREAD_RESOLUTION, relevance, ones)

@@ -1,0 +1,39 @@
+"""DivPrune (Alvar et al., 2025): the tokens that lie farthest apart, max-min diversity."""
+
+import torch
+
+from msdg_vllm.methods.image import Choice, Image, top_tokens
+from msdg_vllm.methods.method import Method
+from msdg_vllm.methods.needs import Encoder, Needs
+from msdg_vllm.methods.similarity import UnitTokens
+
+
+class DivPrune(Method):
+    """A greedy max-min choice by the cosine distance of projected tokens.
+
+    The first is the token farthest from its nearest neighbour, each next one the token farthest
+    from the nearest of those chosen. A chosen token never comes up again, nor does one that is not
+    finite while others are left. Waits for no device; B steps follow one another.
+    """
+
+    def needs(self, encoder: Encoder) -> Needs:
+        return Needs(visual=True)
+
+    def select(self, image: Image, budget: int) -> Choice:
+        tokens = UnitTokens.of(image.visual)
+        chosen = torch.zeros_like(tokens.finite)
+        # The largest distance is the smallest cosine; argmin returns the first of equal values.
+        # What is chosen or not finite is infinitely near.
+        pairs = tokens.pairs()
+        to_neighbour = tokens.nearest_cosine(pairs).masked_fill(~tokens.finite, torch.inf)
+        to_chosen = torch.full_like(to_neighbour, -torch.inf).masked_fill_(
+            ~tokens.finite, torch.inf
+        )
+        index = to_neighbour.argmin(keepdim=True)
+        for _ in range(min(budget, tokens.num_tokens)):
+            chosen = chosen.scatter(0, index, True)
+            to_chosen = to_chosen.maximum(tokens.cosines_to_token(index, pairs))
+            index = to_chosen.masked_fill(chosen, torch.inf).argmin(keepdim=True)
+        # With no finite token left the smallest is any token.
+        scores = torch.where(tokens.finite, 0.0, torch.nan)
+        return Choice(top_tokens(scores, budget, first=chosen & tokens.finite))

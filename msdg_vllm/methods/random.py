@@ -1,0 +1,39 @@
+"""Random tokens: the baseline that every method must beat."""
+
+import torch
+from torch import Tensor
+
+from msdg_vllm.methods.image import Choice, Image, top_tokens
+from msdg_vllm.methods.method import Method
+from msdg_vllm.methods.needs import Encoder, Needs
+
+_MASK = 0x7FFFFFFF
+
+
+class RandomTokens(Method):
+    """Tokens drawn evenly and without replacement, by a hash of the image's content.
+
+    So the same image keeps the same tokens in every batch and on every device, other images keep
+    others, and a larger budget keeps what a smaller one does and more. Waits for no device.
+    """
+
+    def needs(self, encoder: Encoder) -> Needs:
+        return Needs(seed=True)
+
+    def select(self, image: Image, budget: int) -> Choice:
+        places = torch.arange(image.num_tokens, device=image.visual.device)
+        return Choice(top_tokens(_hashed(places, image.seed), budget))
+
+
+def _hashed(places: Tensor, seed: int) -> Tensor:
+    """Return a number that looks random for each place, `(N,)`: multiply and shift in 31 bits."""
+    values = places
+    while True:
+        values = (values + 1) * 0x9E3779B1 + (seed & _MASK)
+        for multiplier in (0x45D9F3B, 0x2C1B3C6D, 0x297A2D39):
+            values = values & _MASK
+            values = (values ^ (values >> 15)) * multiplier
+        seed >>= 31
+        if not seed:
+            # 24 bits, which float32 holds exactly.
+            return (values & _MASK) >> 7

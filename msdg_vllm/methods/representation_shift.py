@@ -1,0 +1,28 @@
+"""Representation Shift (Choi et al., 2025): how far one MLP of the encoder moves each token."""
+
+from msdg_vllm.methods.image import Choice, Image, top_tokens
+from msdg_vllm.methods.method import Method
+from msdg_vllm.methods.needs import Encoder, Needs
+from msdg_vllm.methods.sinks import sink_tokens
+from msdg_vllm.profiles import EncoderProfile
+
+
+class RepresentationShift(Method):
+    """The largest L2 norm of what the MLP of a layer adds; sinks only for lack of others.
+
+    The layer is the one in the middle of the saliency window. Waits for no device.
+    """
+
+    def needs(self, encoder: Encoder) -> Needs:
+        profile = encoder.profile
+        return Needs(mlp_updates=(_layer(profile),), states=(profile.sink_layer + 1,))
+
+    def select(self, image: Image, budget: int) -> Choice:
+        scores = image.per_token(image.signals.mlp_updates[_layer(image.encoder.profile)])
+        sinks = sink_tokens(image)
+        return Choice(top_tokens(scores, budget, last=sinks), scores=scores, sinks=sinks)
+
+
+def _layer(profile: EncoderProfile) -> int:
+    start, end = profile.saliency_window
+    return (start + end) // 2

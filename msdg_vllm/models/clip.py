@@ -1,0 +1,51 @@
+"""The CLIP tower that the models of the LLaVA family look with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import CLIPVisionConfig
+from vllm.model_executor.models.llava import _get_num_hidden_layers
+
+from msdg_vllm.engine.signals import capture_signals
+from msdg_vllm.methods import Encoder, Needs, Signals
+from msdg_vllm.profiles import EncoderProfile
+
+
+def encoder_of(hf_config: Any, profile: EncoderProfile) -> Encoder:
+    """The encoder of a checkpoint: vLLM builds it up to the layer whose output is projected."""
+    return Encoder(
+        num_layers=_get_num_hidden_layers(hf_config),
+        profile=profile,
+        has_class_token=isinstance(hf_config.vision_config, CLIPVisionConfig),
+    )
+
+
+def blocks_of(tower: Any) -> Sequence[nn.Module]:
+    """The blocks of a tower, in order."""
+    blocks: Sequence[nn.Module] = tower.vision_model.encoder.layers
+    return blocks
+
+
+def capture(tower: Any, needs: Needs) -> AbstractContextManager[Signals]:
+    """Capture what `needs` names while the tower runs inside."""
+    return capture_signals(blocks_of(tower), needs, lambda block: block.self_attn)
+
+
+def patch_signals(captured: Signals, features: torch.Tensor, needs: Needs) -> Signals:
+    """What was captured about patches: the class token comes first and is no candidate."""
+    num_patches = features.shape[1]
+    signals = captured.map(lambda tensor: tensor[:, -num_patches:])
+    return replace(
+        signals,
+        features=features if needs.features else None,
+        received_attention={
+            layer: signals.received_attention[layer] / total.shape[1]
+            for layer, total in captured.received_attention.items()
+        },
+    )
