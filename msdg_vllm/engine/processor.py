@@ -20,7 +20,7 @@ from vllm.multimodal.parse import DictEmbeddingItems, EmbeddingItems
 from vllm.multimodal.processing import BaseMultiModalProcessor, PromptUpdate
 
 from msdg_vllm.core import num_kept_tokens
-from msdg_vllm.engine.encoder import profile_of
+from msdg_vllm.engine.encoder import check_depth, profile_of
 from msdg_vllm.engine.queries import LazyTurns, TurnMarkers, Turns
 from msdg_vllm.engine.spec import UNPRUNED, PruningSpec, field_name
 from msdg_vllm.errors import RequestError, SettingsError
@@ -57,8 +57,9 @@ class PruningProcessor(BaseMultiModalProcessor[Any]):
         super().__init__(*args, **kwargs)
         self.settings = Settings.from_environment()
         # An encoder without a profile must stop the start, not the first pruned request.
-        _, profile = profile_of(self.info.ctx.model_config, self.settings)
+        name, profile = profile_of(self.info.ctx.model_config, self.settings)
         self.encoder = self.encoder_of(self.info.ctx.model_config.hf_config, profile)
+        check_depth(name, profile, self.encoder.num_layers)
         try:
             self.check_method(self.settings.default_method)
         except RequestError as error:

@@ -63,7 +63,7 @@ class Image:
         signals: What the encoder gave.
         visual: Projected tokens, `(N, D)`; meaningless unless the method needs them.
         encoder: Where the signals come from.
-        query: Query embeddings, `(Q, D)`; None without a query.
+        query: Embeddings of the query's distinct tokens, `(Q, D)`; None without a query.
         grids: Rows and columns of the grids that the tokens form, row by row, one grid after the
             other: an image is one grid, a video one per frame. Together they have N places.
         seed: Identifies the image's content; the same in every batch.

@@ -95,7 +95,8 @@ class LlavaOracle:
         )
 
     def _embedded(self, query: str) -> torch.Tensor:
-        query_ids = self.processor.tokenizer.encode(query, add_special_tokens=False)
+        """Embeddings of the distinct tokens of a query."""
+        query_ids = sorted(set(self.processor.tokenizer.encode(query, add_special_tokens=False)))
         embedded: torch.Tensor = self.model.get_input_embeddings()(
             torch.tensor(query_ids, dtype=torch.int64)
         )

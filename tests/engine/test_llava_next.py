@@ -149,26 +149,24 @@ def test_all_tiles_of_all_images_are_analysed_and_chosen_in_one_batch(llm: Any) 
 
 def watch_decisions(model: Any) -> None:
     """Note the rows of every analysis and selection in the worker from now on."""
-    from msdg_vllm.engine import tiles
+    from msdg_vllm.methods import msdg
 
-    tiles.batches = []
+    model.decision_batches = []
     for name in ("analyze_image", "take_tokens"):
-        original = getattr(tiles, name)
+        original = getattr(msdg, name)
 
         def noted(
             data: Any, *args: Any, name: str = name, original: Any = original, **kw: Any
         ) -> Any:
             rows = next(iter(data.values())) if isinstance(data, dict) else data.groups
-            tiles.batches.append((name, len(rows)))
+            model.decision_batches.append((name, len(rows)))
             return original(data, *args, **kw)
 
-        setattr(tiles, name, noted)
+        setattr(msdg, name, noted)
 
 
 def decision_batches(model: Any) -> list[tuple[str, int]]:
-    from msdg_vllm.engine import tiles
-
-    return list(tiles.batches)
+    return list(model.decision_batches)
 
 
 def requests_of_every_kind() -> list[Request]:
@@ -180,6 +178,8 @@ def requests_of_every_kind() -> list[Request]:
         ask(QUESTIONS[1], strip),
         ask(QUESTIONS[1], strip, single, retention=0.222),
         ask(QUESTIONS[0], strip, retention=0.111, query_mode="none"),
+        ask(QUESTIONS[0], strip, retention=0.111, method="visionzip"),
+        ask(QUESTIONS[0], photo, retention=0.056, method="hiprune", scope="image"),
     ]
 
 

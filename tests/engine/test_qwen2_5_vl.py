@@ -35,7 +35,8 @@ from tests.pictures import SIZES, picture_of
 from tests.qwen_checkpoint import make_qwen2_5_vl
 
 RETENTIONS = (0.05, 0.222, 0.6)
-METHOD_RETENTION = 0.15
+# With these no method has a decision that is too close to call.
+METHOD_RETENTION, METHOD_SEED = 0.1, 4
 BLOCK_SIZE = 32
 OPTIONS = {
     "max_model_len": 512,
@@ -100,7 +101,7 @@ METHODS = [name for name in REFERENCED if name != "cls_attention"]
 @pytest.fixture(scope="module")
 def answers_by_method(llm: Any) -> dict[str, Generated]:
     """A wide picture and a video to all methods that fit, in one mixed batch."""
-    contents = [picture_of("wide", 1), make_video(6, 3)]
+    contents = [picture_of("wide", METHOD_SEED), make_video(6, 3)]
     requests = [
         ask(QUESTIONS[0], *contents, retention=METHOD_RETENTION, method=name) for name in METHODS
     ]
@@ -111,7 +112,7 @@ def answers_by_method(llm: Any) -> dict[str, Generated]:
 def test_every_method_equals_its_reference_on_hugging_face_states(
     answers_by_method: dict[str, Generated], oracle: QwenOracle, method: str
 ) -> None:
-    contents = [picture_of("wide", 1), make_video(6, 3)]
+    contents = [picture_of("wide", METHOD_SEED), make_video(6, 3)]
     expected = oracle.generate(
         prompt_of(QUESTIONS[0], *contents),
         [Medium(content, QUESTIONS[0], METHOD_RETENTION, method) for content in contents],

@@ -65,3 +65,16 @@ def test_encoder_without_profile_stops_the_start_and_names_the_fix(folder: Path)
             pass
     finally:
         profile.write_text(text)
+
+
+def test_a_default_method_that_the_encoder_cannot_feed_stops_the_start(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MSDG_DEFAULT_METHOD", "cls_attention")
+    with (
+        pytest.raises(
+            SettingsError, match=r"MSDG_DEFAULT_METHOD.*class token.*that can are 'msdg'"
+        ),
+        running_engine(folder),
+    ):
+        pass

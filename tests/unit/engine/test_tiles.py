@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from msdg_vllm.engine.explanations import ExplanationStore
 from msdg_vllm.engine.spec import PruningSpec
 from msdg_vllm.engine.tiles import EncodedTiles, TiledPruningModel, TileLayout, decide
-from msdg_vllm.methods import Encoder, Signals
+from msdg_vllm.methods import Encoder, Image, Signals, method_named
 from msdg_vllm.models.llava_next import layout_of
 from msdg_vllm.profiles import EncoderProfile
 from tests.reference import select_reference
@@ -177,6 +177,48 @@ def test_a_decision_does_not_depend_on_the_images_beside_it() -> None:
             assert other.scores is not None
             assert torch.equal(tile.scores, other.scores)
         start += layout.num_tiles
+
+
+def test_tiles_of_a_merging_method_are_read_in_order_with_what_was_merged() -> None:
+    layout = layout_of(next_config(side=6), 480, 640)
+    images = encoded([layout], seed=5)
+    generator = torch.Generator().manual_seed(6)
+    attention = torch.rand(layout.num_tiles, 36, generator=generator)
+    keys = torch.randn(layout.num_tiles, 36, 4, generator=generator)
+    features = torch.randn(layout.num_tiles, 36, 16, generator=generator)
+    images.signals = Signals(features=features, class_attention={2: attention}, keys={2: keys})
+    images.project = lambda rows: 2 * rows
+    spec = PruningSpec(budget=40, num_tokens=0, method="visionzip")
+    (decision,) = decide(images, [spec], [torch.zeros(0, 16)], ENCODER)
+    expected: dict[int, torch.Tensor] = {}
+    for tile, (share, is_real) in enumerate(zip(layout.shares(40), layout.valid(), strict=True)):
+        real = is_real.nonzero().flatten()
+        image = Image(
+            Signals(
+                features=features[tile, real],
+                class_attention={2: attention[tile, real]},
+                keys={2: keys[tile, real]},
+            ),
+            images.visual[tile, real],
+            ENCODER,
+            project=images.project,
+        )
+        choice = method_named("visionzip").select(image, share)
+        assert choice.embeddings is not None
+        places = (36 * tile + real[choice.indices]).tolist()
+        expected.update(zip(places, choice.embeddings, strict=True))
+    in_order = [position for position in layout.order.tolist() if position in expected]
+    assert decision.positions.tolist() == in_order
+    rows = decision.tokens(images.visual.flatten(0, 1))
+    assert torch.equal(rows, torch.stack([expected[position] for position in in_order]))
+
+
+def test_grids_are_those_of_the_real_tokens() -> None:
+    layout = layout_of(next_config(), 30, 1000)
+    assert layout.tile_grids() == [((24, 24),), ((2, 24),), ((2, 24),), ((2, 24),)]
+    assert layout.grids == ((24, 24), (2, 72))
+    empty = TileLayout.of_order(torch.arange(36), 2, 36)
+    assert empty.tile_grids() == [((6, 6),), ()]
 
 
 @pytest.mark.parametrize("scope", ["tile", "image"])
