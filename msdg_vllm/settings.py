@@ -17,15 +17,17 @@ from msdg_vllm.request import QUERY_MODES, validate_choice, validate_retention
 DEFAULT_RETENTION_VARIABLE = "MSDG_DEFAULT_RETENTION"
 QUERY_MODE_VARIABLE = "MSDG_QUERY_MODE"
 PROFILE_VARIABLE = "MSDG_PROFILE"
+MAX_REQUEST_MB_VARIABLE = "MSDG_MAX_REQUEST_MB"
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What a request gets when it does not say otherwise."""
+    """What a request gets when it does not say otherwise, and how large it may be."""
 
     default_retention: float = 1.0
     query_mode: str = "image-turn"
     profile_path: Path | None = None
+    max_request_mb: int = 256  # what vLLM lets a picture have that it fetches itself
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Settings:
@@ -43,8 +45,15 @@ class Settings:
         except ValueError as error:
             raise SettingsError(f"{QUERY_MODE_VARIABLE}: {error}") from None
         profile_path = environment.get(PROFILE_VARIABLE)
+        size = environment.get(MAX_REQUEST_MB_VARIABLE) or str(defaults.max_request_mb)
+        if not size.isdecimal() or int(size) < 1:
+            raise SettingsError(
+                f"{MAX_REQUEST_MB_VARIABLE} must be a whole number of megabytes, at least 1, "
+                f"got {size!r}"
+            )
         return cls(
             default_retention=default_retention,
             query_mode=query_mode,
             profile_path=Path(profile_path) if profile_path else None,
+            max_request_mb=int(size),
         )

@@ -27,10 +27,12 @@ from vllm.entrypoints.serve.engine.protocol import ErrorResponse
 from vllm.entrypoints.serve.utils.api_utils import validate_json_request
 from vllm.exceptions import VLLMNotFoundError, VLLMValidationError
 
-from server import rendering
+from msdg_vllm.settings import Settings
+from server import access, rendering
 from server.description import PruningDescription, describe
 from server.metrics import MetricsPage, RequestMetrics
 from server.overlay import draw_overlay
+from server.request_size import RequestSizeLimit
 from server.schemas import (
     IMAGE_PARTS,
     IMAGE_RETENTION,
@@ -193,6 +195,8 @@ class MsdgEndpointPlugin:
             app.router.routes.append(route)
         app.exception_handler(_AnthropicRefusal)(_anthropic_refusal)
         _document_image_retention(app)
+        app.add_middleware(RequestSizeLimit, max_mb=Settings.from_environment().max_request_mb)
+        access.install(app, app.state.args)
 
     async def init_state(
         self, engine_client: EngineClient | None, state: State, args: Namespace

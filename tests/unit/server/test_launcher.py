@@ -63,12 +63,19 @@ def parser() -> Any:
 
 
 def test_options_become_the_environment_of_all_processes(parser: Any) -> None:
-    options = parser.parse_args(["--default-retention", "0.25", "--query-mode", "none"])
+    options = parser.parse_args(
+        ["--default-retention", "0.25", "--query-mode", "none", "--max-request-mb", "64"]
+    )
     environment: dict[str, str] = {}
     apply_options(options, environment)
-    assert environment == {"MSDG_DEFAULT_RETENTION": "0.25", "MSDG_QUERY_MODE": "none"}
+    assert environment == {
+        "MSDG_DEFAULT_RETENTION": "0.25",
+        "MSDG_QUERY_MODE": "none",
+        "MSDG_MAX_REQUEST_MB": "64",
+    }
     # vLLM hands all options on to its own processes; it must not meet ours.
-    assert not {"default_retention", "query_mode", "profile"} & vars(options).keys()
+    ours = {"default_retention", "query_mode", "profile", "max_request_mb"}
+    assert not ours & vars(options).keys()
 
 
 @pytest.mark.parametrize(
