@@ -28,7 +28,7 @@ from vllm.entrypoints.serve.utils.api_utils import validate_json_request
 from vllm.exceptions import VLLMNotFoundError, VLLMValidationError
 
 from msdg_vllm.settings import Settings
-from server import access, rendering
+from server import access, first_token, rendering
 from server.description import PruningDescription, describe
 from server.metrics import MetricsPage, RequestMetrics
 from server.overlay import draw_overlay
@@ -206,7 +206,9 @@ class MsdgEndpointPlugin:
         model_name = state.openai_serving_models.base_model_paths[0].name
         state.msdg_description = describe(engine_client, model_name)
         state.msdg_metrics_page = MetricsPage(engine_client, model_name)
-        rendering.install(state.online_renderer, RequestMetrics(model_name))
+        metrics = RequestMetrics(model_name)
+        rendering.install(state.online_renderer, metrics)
+        first_token.install(engine_client, metrics)
         for handler, generator in (
             (state.openai_serving_chat, "chat_completion_full_generator"),
             (state.openai_serving_chat_batch, "chat_completion_full_generator_batch"),
