@@ -44,7 +44,10 @@ HEALTHCHECK --start-period=10m --start-interval=5s --interval=30s --timeout=5s -
     CMD ["python3", "-c", "import urllib.request as u; u.urlopen('http://127.0.0.1:8000/health', timeout=4)"]
 # tini passes signals on from the first second, and collects what vLLM's processes leave behind.
 ENTRYPOINT ["tini", "--", "python3", "-m", "server"]
-CMD ["--model", "models/scenes-llava"]
+# Docker gives a container 64 MB of shared memory, and vLLM's default on a CPU takes 400 MB of it to
+# talk to a worker process; this one needs none. With --shm-size=1g leave it out.
+CMD ["--model", "models/scenes-llava", \
+     "--distributed-executor-backend", "vllm.v1.executor.uniproc_executor.UniProcExecutor"]
 
 
 FROM python:${PYTHON_VERSION}-slim-bookworm AS wheel

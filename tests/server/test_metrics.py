@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.deployment import queries, selectors
 from tests.pictures import picture_of
 from tests.server.running import MODEL, ROOT, Server, chat_body, image_part, user
 
@@ -97,6 +98,19 @@ def test_the_page_is_valid_and_keeps_what_vllm_shows(server: Server) -> None:
     names = [family.name for family in families]
     assert len(names) == len(set(names))
     assert {"vllm:num_requests_running", "http_requests"} <= set(names)
+
+
+def test_every_metric_and_label_that_the_deployment_reads_is_shown(server: Server) -> None:
+    families = text_string_to_metric_families(server.get("/metrics").text)
+    labels = {sample.name: set(sample.labels) for family in families for sample in family.samples}
+    added_by_prometheus = {"instance", "job", "namespace", "pod"}
+    for place, query in queries():
+        for selector in selectors(query):
+            if selector.name == "up":  # Prometheus' own
+                continue
+            assert selector.name in labels, (place, selector.name)
+            wanted = {matcher.name for matcher in selector.matchers.matchers}
+            assert wanted <= labels[selector.name] | added_by_prometheus, (place, query)
 
 
 def test_every_metric_is_defined_once_in_the_docs(server: Server) -> None:

@@ -11,6 +11,7 @@ from fastapi import FastAPI
 from starlette.testclient import TestClient
 
 from server import access
+from server.launcher import make_parser
 from server.request_size import RequestSizeLimit
 
 KEY = {"Authorization": "Bearer open-sesame"}
@@ -25,6 +26,26 @@ def app_with(api_key: list[str] | None) -> FastAPI:
 
     access.install(app, Namespace(api_key=api_key))
     return app
+
+
+def test_of_all_routes_of_the_server_only_the_open_ones_need_no_key(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from vllm.entrypoints.launchers.app import build_app
+
+    monkeypatch.setenv("VLLM_PLUGINS", "msdg")
+    app = build_app(make_parser().parse_args(["--api-key", "open-sesame"]), ("generate",))
+    client = TestClient(app, raise_server_exceptions=False)
+    answers = {
+        (method, route.path): client.request(method, route.path).status_code
+        for route in app.routes
+        for method in getattr(route, "methods", None) or ()
+        if method not in ("HEAD", "OPTIONS")
+    }
+    assert ("POST", "/invocations") in answers
+    assert ("GET", "/v1/pruning") in answers
+    open_paths = {path for (_, path), status in answers.items() if status != 401}
+    assert open_paths == access.OPEN_PATHS
 
 
 @pytest.mark.parametrize("path", ["/v1/models", "/invocations", "/tokenize", "/docs", "/new", "//"])
