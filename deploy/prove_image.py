@@ -38,7 +38,7 @@ STOP_SECONDS = 30
 _BASE_PACKAGES = "python3,python3-dev,python3-venv,ca-certificates"
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 # As in a container: processes and devices are there, and 64 MB of shared memory.
-_MOUNTS = """set -e
+_MOUNTS = """
 mount -t proc proc "$0/proc"
 mount --rbind /dev "$0/dev"
 mount --rbind /sys "$0/sys"
@@ -91,7 +91,7 @@ class Image:
         return self._inside(mounts, self.command, {})
 
     def _inside(self, mounts: str, command: Sequence[str], extra: Mapping[str, str]) -> list[str]:
-        script = mounts + _MOUNTS + _ENTER
+        script = "set -e\n" + mounts + _MOUNTS + _ENTER
         namespaces = ["unshare", "--mount", "--pid", "--fork", "--kill-child"]
         variables = [f"{name}={value}" for name, value in {**self.environment, **extra}.items()]
         chroot = [str(self.root), f"{self.user}:{self.user}", self.workdir]
@@ -132,7 +132,7 @@ def serve(folder: Path) -> None:
         _say(f"stopped {time.monotonic() - stop:.1f} s after SIGTERM")
     except subprocess.TimeoutExpired:
         raise ProofError(f"still running {STOP_SECONDS} s after SIGTERM") from None
-    except ProofError as error:
+    except (ProofError, OSError) as error:
         tail = (folder / "server.log").read_text(errors="replace").splitlines()[-40:]
         raise ProofError("\n".join([str(error), "the end of its log:", *tail])) from None
     finally:

@@ -101,6 +101,8 @@ def test_the_page_is_valid_and_keeps_what_vllm_shows(server: Server) -> None:
 
 
 def test_every_metric_and_label_that_the_deployment_reads_is_shown(server: Server) -> None:
+    body = chat_body(user(QUESTION, image_part(picture_of("square", 204))), retention=0.111)
+    server.post("/v1/chat/completions", body)
     families = text_string_to_metric_families(server.get("/metrics").text)
     labels = {sample.name: set(sample.labels) for family in families for sample in family.samples}
     added_by_prometheus = {"instance", "job", "namespace", "pod"}
