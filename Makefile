@@ -11,6 +11,7 @@ MODEL = $(BUNDLED)
 HOST = 127.0.0.1
 PORT = 8000
 ARGS =
+IMAGE_FOLDER = build/image
 
 PY := $(VENV)/bin/python
 PYTEST := $(PY) -m pytest
@@ -25,7 +26,7 @@ endif
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup serve test lint types test-unit test-engine test-server format clean
+.PHONY: help setup serve test lint types test-unit test-engine test-server image-proof format clean
 
 help: ## List what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -63,6 +64,10 @@ test-engine: $(READY_DEV) ## Run the tests on the real vLLM engine
 
 test-server: $(READY_DEV) ## Run the tests on the real server
 	$(PYTEST) tests/server
+
+image-proof: $(READY_DEV) ## Build and run the CPU image without Docker (root, debootstrap, 10 GB)
+	$(PY) -m deploy.prove_image build $(IMAGE_FOLDER) $(ARGS)
+	$(PY) -m deploy.prove_image serve $(IMAGE_FOLDER)
 
 format: $(READY_DEV) ## Format the code and fix what can be fixed
 	$(PY) -m ruff check --fix

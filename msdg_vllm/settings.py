@@ -18,16 +18,18 @@ DEFAULT_RETENTION_VARIABLE = "MSDG_DEFAULT_RETENTION"
 DEFAULT_METHOD_VARIABLE = "MSDG_DEFAULT_METHOD"
 QUERY_MODE_VARIABLE = "MSDG_QUERY_MODE"
 PROFILE_VARIABLE = "MSDG_PROFILE"
+MAX_REQUEST_MB_VARIABLE = "MSDG_MAX_REQUEST_MB"
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What a request gets when it does not say otherwise."""
+    """What a request gets when it does not say otherwise, and how large it may be."""
 
     default_retention: float = 1.0
     default_method: str = METHODS[0]
     query_mode: str = "image-turn"
     profile_path: Path | None = None
+    max_request_mb: int = 256  # what vLLM lets a picture have that it fetches itself
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Settings:
@@ -50,9 +52,16 @@ class Settings:
             except ValueError as error:
                 raise SettingsError(f"{variable}: {error}") from None
         profile_path = environment.get(PROFILE_VARIABLE)
+        size = environment.get(MAX_REQUEST_MB_VARIABLE) or str(defaults.max_request_mb)
+        if not size.isdecimal() or int(size) < 1:
+            raise SettingsError(
+                f"{MAX_REQUEST_MB_VARIABLE} must be a whole number of megabytes, at least 1, "
+                f"got {size!r}"
+            )
         return cls(
             default_retention=default_retention,
             default_method=default_method,
             query_mode=query_mode,
             profile_path=Path(profile_path) if profile_path else None,
+            max_request_mb=int(size),
         )

@@ -27,10 +27,12 @@ from vllm.entrypoints.serve.engine.protocol import ErrorResponse
 from vllm.entrypoints.serve.utils.api_utils import validate_json_request
 from vllm.exceptions import VLLMNotFoundError, VLLMValidationError
 
-from server import rendering
+from msdg_vllm.settings import Settings
+from server import access, first_token, rendering
 from server.description import PruningDescription, describe
 from server.metrics import MetricsPage, RequestMetrics
 from server.overlay import draw_overlay
+from server.request_size import RequestSizeLimit
 from server.schemas import (
     IMAGE_PARTS,
     IMAGE_RETENTION,
@@ -193,6 +195,8 @@ class MsdgEndpointPlugin:
             app.router.routes.append(route)
         app.exception_handler(_AnthropicRefusal)(_anthropic_refusal)
         _document_image_retention(app)
+        app.add_middleware(RequestSizeLimit, max_mb=Settings.from_environment().max_request_mb)
+        access.install(app, app.state.args)
 
     async def init_state(
         self, engine_client: EngineClient | None, state: State, args: Namespace
@@ -202,7 +206,9 @@ class MsdgEndpointPlugin:
         model_name = state.openai_serving_models.base_model_paths[0].name
         state.msdg_description = describe(engine_client, model_name)
         state.msdg_metrics_page = MetricsPage(engine_client, model_name)
-        rendering.install(state.online_renderer, RequestMetrics(model_name))
+        metrics = RequestMetrics(model_name)
+        rendering.install(state.online_renderer, metrics)
+        first_token.install(engine_client, metrics)
         for handler, generator in (
             (state.openai_serving_chat, "chat_completion_full_generator"),
             (state.openai_serving_chat_batch, "chat_completion_full_generator_batch"),

@@ -19,6 +19,7 @@ from msdg_vllm.request import METHODS, QUERY_MODES, validate_retention
 from msdg_vllm.settings import (
     DEFAULT_METHOD_VARIABLE,
     DEFAULT_RETENTION_VARIABLE,
+    MAX_REQUEST_MB_VARIABLE,
     PROFILE_VARIABLE,
     QUERY_MODE_VARIABLE,
     Settings,
@@ -116,6 +117,13 @@ def make_parser() -> Any:
         help="Encoder profile (JSON), for a vision encoder that has none built in. "
         f"Default: ${PROFILE_VARIABLE}, else the model's own or a built-in one.",
     )
+    group.add_argument(
+        "--max-request-mb",
+        type=int,
+        metavar="MEGABYTES",
+        help="Largest body of a request, images included; a larger one is answered with a 413. "
+        f"Default: ${MAX_REQUEST_MB_VARIABLE}, else {Settings().max_request_mb}.",
+    )
     return make_arg_parser(parser)
 
 
@@ -140,6 +148,7 @@ def apply_options(options: argparse.Namespace, environment: MutableMapping[str, 
         ("default_method", DEFAULT_METHOD_VARIABLE),
         ("query_mode", QUERY_MODE_VARIABLE),
         ("profile", PROFILE_VARIABLE),
+        ("max_request_mb", MAX_REQUEST_MB_VARIABLE),
     ):
         value = getattr(options, option)
         delattr(options, option)

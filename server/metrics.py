@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 from itertools import accumulate
 from typing import Any
@@ -13,6 +14,7 @@ from prometheus_client.utils import floatToGoString
 from vllm.engine.protocol import EngineClient
 from vllm.logger import init_logger
 from vllm.v1.engine.exceptions import EngineDeadError
+from vllm.v1.metrics.buckets import TIME_TO_FIRST_TOKEN_BUCKETS
 from vllm.v1.metrics.prometheus import get_prometheus_registry
 
 from msdg_vllm.engine.statistics import SECONDS_BUCKETS
@@ -53,6 +55,13 @@ class RequestMetrics:
         self._images = {
             pruned: images.labels(model_name, str(pruned).lower()) for pruned in (True, False)
         }
+        self._model_name = model_name
+        self._first_token = Histogram(
+            "msdg_time_to_first_token_seconds",
+            "Time to first token of requests with images, by the fraction of tokens they kept.",
+            ["model_name", "retention_le"],
+            buckets=TIME_TO_FIRST_TOKEN_BUCKETS,
+        )
 
     def count(self, tokens: VisualTokens) -> None:
         """Count one request; a request without images has nothing to count."""
@@ -63,6 +72,11 @@ class RequestMetrics:
         self._retention.observe(tokens.kept / tokens.total)
         self._images[True].inc(tokens.pruned_items)
         self._images[False].inc(tokens.items - tokens.pruned_items)
+
+    def observe_first_token(self, tokens: VisualTokens, seconds: float) -> None:
+        """Add the time that a request with images waited for its first token."""
+        bound = _RETENTION_BUCKETS[bisect_left(_RETENTION_BUCKETS, tokens.kept / tokens.total)]
+        self._first_token.labels(self._model_name, str(bound)).observe(seconds)
 
 
 class WorkerMetrics(Collector):

@@ -47,20 +47,27 @@ class Server:
     url: str
     process: subprocess.Popen[bytes]
     log: Path
+    key: str = "none"
 
     @property
     def client(self) -> openai.OpenAI:
         """The official client, without retries that would hide a failure."""
-        return openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=120)
+        base_url = f"{self.url}/v1"
+        return openai.OpenAI(base_url=base_url, api_key=self.key, max_retries=0, timeout=120)
+
+    @property
+    def authorization(self) -> dict[str, str]:
+        """The header that carries the key."""
+        return {"Authorization": f"Bearer {self.key}"}
 
     def get(self, path: str) -> httpx.Response:
         """Fetch a path."""
-        return httpx.get(self.url + path, timeout=60)
+        return httpx.get(self.url + path, headers=self.authorization, timeout=60)
 
     def post(self, path: str, body: Any, **options: Any) -> httpx.Response:
         """Send a body as JSON, or as it is when it is text."""
         content = {"content": body} if isinstance(body, str) else {"json": body}
-        headers = {"Content-Type": "application/json"}
+        headers = {"Content-Type": "application/json", **self.authorization}
         return httpx.post(self.url + path, headers=headers, timeout=120, **content, **options)
 
     def metrics(self) -> dict[str, float]:
@@ -99,7 +106,7 @@ def running_server(
         )
         try:
             _await_health(url, process, log)
-            yield Server(url, process, log)
+            yield Server(url, process, log, (environment or {}).get("VLLM_API_KEY", "none"))
         finally:
             _stop(process)
 

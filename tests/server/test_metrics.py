@@ -7,16 +7,19 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.deployment import queries, selectors
 from tests.pictures import picture_of
 from tests.server.running import MODEL, ROOT, Server, chat_body, image_part, user
 
 LABEL = f'model_name="{MODEL}"'
+FIRST_TOKEN = "msdg_time_to_first_token_seconds"
 QUESTION = "How many green stars are there?"
 
 
 def added(before: dict[str, float], after: dict[str, float]) -> dict[str, float]:
     """What changed among our metrics."""
     ours = {name for name in after if name.startswith("msdg_") and "_created" not in name}
+    ours -= {name for name in ours if name.startswith(FIRST_TOKEN)}  # has a test of its own
     return {name: change for name in ours if (change := after[name] - before.get(name, 0))}
 
 
@@ -64,11 +67,52 @@ def test_a_repeated_request_runs_no_encoder(server: Server) -> None:
     assert changes[f'msdg_images_total{{{LABEL},pruned="true"}}'] == 1
 
 
+def test_first_tokens_are_timed_by_retention_on_every_route(server: Server) -> None:
+    def times() -> dict[str, float]:
+        return {name: value for name, value in server.metrics().items() if "first_token" in name}
+
+    before = times()
+    message = user(QUESTION, image_part(picture_of("square", 203)))
+    whole = chat_body(message, retention=0.111)
+    server.post("/v1/chat/completions", whole)
+    server.post("/v1/chat/completions", {**whole, "stream": True})
+    server.post("/v1/chat/completions", chat_body(message, retention=1.0))
+    server.post("/v1/chat/completions/batch", {**whole, "messages": [[message], [message]]})
+    url = message["content"][0]["image_url"]["url"]
+    turn = {"role": "user", "content": [{"type": "input_image", "image_url": url}]}
+    body = {"model": MODEL, "input": [turn], "retention": 0.333, "max_output_tokens": 4}
+    server.post("/v1/responses", body)
+    changes = {name: value - before.get(name, 0) for name, value in times().items()}
+    ours = {
+        bound: changes[f'{FIRST_TOKEN}_count{{{LABEL},retention_le="{bound}"}}']
+        for bound in ("0.15", "0.35", "1.0")
+    }
+    assert ours == {"0.15": 4, "0.35": 1, "1.0": 1}
+    seconds = sum(value for name, value in changes.items() if name.startswith(f"{FIRST_TOKEN}_sum"))
+    stock = 'vllm:time_to_first_token_seconds_sum{engine="0",' + LABEL + "}"
+    assert seconds == pytest.approx(changes[stock])
+
+
 def test_the_page_is_valid_and_keeps_what_vllm_shows(server: Server) -> None:
     families = list(text_string_to_metric_families(server.get("/metrics").text))
     names = [family.name for family in families]
     assert len(names) == len(set(names))
     assert {"vllm:num_requests_running", "http_requests"} <= set(names)
+
+
+def test_every_metric_and_label_that_the_deployment_reads_is_shown(server: Server) -> None:
+    body = chat_body(user(QUESTION, image_part(picture_of("square", 204))), retention=0.111)
+    server.post("/v1/chat/completions", body)
+    families = text_string_to_metric_families(server.get("/metrics").text)
+    labels = {sample.name: set(sample.labels) for family in families for sample in family.samples}
+    added_by_prometheus = {"instance", "job", "namespace", "pod"}
+    for place, query in queries():
+        for selector in selectors(query):
+            if selector.name == "up":  # Prometheus' own
+                continue
+            assert selector.name in labels, (place, selector.name)
+            wanted = {matcher.name for matcher in selector.matchers.matchers}
+            assert wanted <= labels[selector.name] | added_by_prometheus, (place, query)
 
 
 def test_every_metric_is_defined_once_in_the_docs(server: Server) -> None:

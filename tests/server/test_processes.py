@@ -1,14 +1,19 @@
-"""Servers with other options: defaults of the operator, several API processes, stock vLLM."""
+"""Servers with other options: as deploy/compose.yaml starts one, spread over processes; stock."""
 
 from __future__ import annotations
 
+import http.client
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import httpx
 import pytest
+from PIL import Image
 
+from tests.deployment import compose_server
 from tests.engine.llava_oracle import LlavaOracle
 from tests.pictures import picture_of
 from tests.qwen_checkpoint import make_qwen2_5_vl
@@ -20,15 +25,16 @@ CHAT = "/v1/chat/completions"
 
 @pytest.fixture(scope="module")
 def several(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """Two API server processes with defaults of their own."""
+    """The server of compose.yaml, as two API processes before two data-parallel engines."""
     log = tmp_path_factory.mktemp("several") / "server.log"
-    options = (
-        "--api-server-count=2",
-        "--default-retention=0.222",
-        "--default-method=cls_attention",
-        "--query-mode=none",
-    )
-    with running_server(checkpoint, log, *options) as running:
+    deployed = compose_server()
+    options = [option for option in deployed["command"] if not option.startswith("--model=")]
+    options += ["--api-server-count=2", "--data-parallel-size=2"]
+    options += ["--default-retention=0.222", "--query-mode=none"]
+    options += ["--default-method=cls_attention"]
+    # Two engines would both be bound to the first cores.
+    environment = {**deployed["environment"], "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+    with running_server(checkpoint, log, *options, environment=environment) as running:
         yield running
 
 
@@ -86,15 +92,18 @@ def test_every_process_shows_the_same_counters(several: Server) -> None:
             "msdg_selection_seconds_count",
         )
     ]
+    names.append(
+        'msdg_time_to_first_token_seconds_count{model_name="tiny-llava",retention_le="0.15"}'
+    )
     before = several.metrics()
     for seed in range(20, 32):
         message = user(QUESTION, image_part(picture_of("square", seed)))
         several.post(CHAT, chat_body(message, retention=0.111))
     for _ in range(6):
         after = several.metrics()
-        total, kept, encoded, runs = (after[name] - before.get(name, 0) for name in names)
-        assert (total, kept, encoded) == (12 * 576, 12 * 64, 12)
-        assert runs == 12
+        total, kept, *counts = (after[name] - before.get(name, 0) for name in names)
+        assert (total, kept) == (12 * 576, 12 * 64)
+        assert counts == [12, 12, 12]
 
 
 def test_both_processes_answer(several: Server) -> None:
@@ -118,6 +127,79 @@ def test_a_method_that_the_model_cannot_feed_is_a_400(tmp_path: Path) -> None:
             assert "'msdg', 'random'" in answer.json()["error"]["message"]
         body = chat_body(message, retention=0.222, pruning={"method": "hiprune"})
         assert qwen.post(CHAT, body).status_code == 200
+
+
+def test_both_engines_work(several: Server) -> None:
+    def ask(seed: int) -> int:
+        message = user(QUESTION, image_part(picture_of("square", seed)))
+        return several.post(CHAT, chat_body(message, retention=0.111)).status_code
+
+    with ThreadPoolExecutor(8) as pool:
+        assert set(pool.map(ask, range(40, 48))) == {200}
+    finished = {
+        name: value
+        for name, value in several.metrics().items()
+        if name.startswith("vllm:request_success_total") and value
+    }
+    assert all(any(f'engine="{engine}"' in name for name in finished) for engine in (0, 1))
+
+
+@pytest.mark.parametrize("path", [CHAT, "/invocations", "/tokenize", "/v1/pruning", "/version"])
+def test_a_stranger_is_turned_away(several: Server, path: str) -> None:
+    body = chat_body(user("hi"))
+    assert httpx.post(several.url + path, json=body).status_code == 401
+    assert httpx.get(several.url + path).status_code == 401
+
+
+@pytest.mark.parametrize("path", ["/health", "/metrics"])
+def test_probes_need_no_key(several: Server, path: str) -> None:
+    assert httpx.get(several.url + path, timeout=60).status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/docs", "/openapi.json", "/server_info", "/collective_rpc"])
+def test_what_only_developers_need_is_not_there(several: Server, path: str) -> None:
+    assert several.get(path).status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("url", "reason"),
+    [
+        ("http://127.0.0.1:9/picture.png", "none.invalid"),
+        ("https://example.com/picture.png", "none.invalid"),
+        ("file:///etc/hostname", "local"),
+    ],
+)
+def test_the_server_fetches_nothing_for_its_clients(several: Server, url: str, reason: str) -> None:
+    answer = several.post(CHAT, chat_body(user(QUESTION, image_part(url))))
+    assert answer.status_code == 400
+    assert reason in answer.json()["error"]["message"]
+
+
+def test_a_picture_of_too_many_pixels_is_refused(several: Server) -> None:
+    huge = Image.new("1", (8000, 7000))
+    answer = several.post(CHAT, chat_body(user(QUESTION, image_part(huge))))
+    assert answer.status_code == 400
+    assert "pixels" in answer.json()["error"]["message"]
+
+
+def test_a_request_of_too_many_bytes_is_refused_unread(several: Server) -> None:
+    connection = http.client.HTTPConnection(several.url.removeprefix("http://"), timeout=60)
+    headers = {"Content-Length": "64000001", **several.authorization}
+    connection.request("POST", CHAT, headers=headers)
+    assert connection.getresponse().status == 413
+
+
+def test_a_request_for_very_many_answers_is_refused(several: Server) -> None:
+    answer = several.post(CHAT, chat_body(user(QUESTION), n=17))
+    assert answer.status_code == 400
+    assert "16" in answer.json()["error"]["message"]
+
+
+def test_clients_cannot_change_how_images_are_processed(several: Server) -> None:
+    body = chat_body(user(QUESTION), mm_processor_kwargs={"do_resize": False})
+    answer = several.post(CHAT, body)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == "mm_processor_kwargs"
 
 
 def test_stock_vllm_warns_that_it_ignores_the_fields(checkpoint: Path, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = ("msdg_vllm", "server", "benchmarks")
+PACKAGES = ("msdg_vllm", "server", "benchmarks", "deploy")
 MAX_LINES = 400
 
 MODULES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
@@ -65,6 +65,7 @@ def test_the_layers_do_not_form_a_circle() -> None:
         ("msdg_vllm.core", {"msdg_vllm"}),
         ("msdg_vllm.methods", {"msdg_vllm", "msdg_vllm.core"}),
         ("benchmarks", {"msdg_vllm", "msdg_vllm.core", "msdg_vllm.methods"}),
+        ("deploy", {"msdg_vllm.core"}),
     ],
 )
 def test_a_layer_imports_only_what_is_below(layer: str, allowed: set[str]) -> None:

@@ -21,8 +21,9 @@ def test_every_variable_is_read() -> None:
         "MSDG_DEFAULT_METHOD": "random",
         "MSDG_QUERY_MODE": "none",
         "MSDG_PROFILE": "encoder.json",
+        "MSDG_MAX_REQUEST_MB": "64",
     }
-    expected = Settings(0.222, "random", "none", Path("encoder.json"))
+    expected = Settings(0.222, "random", "none", Path("encoder.json"), 64)
     assert Settings.from_environment(environment) == expected
 
 
@@ -30,6 +31,12 @@ def test_every_variable_is_read() -> None:
 def test_bad_default_retention_names_the_variable(text: str) -> None:
     with pytest.raises(SettingsError, match="MSDG_DEFAULT_RETENTION"):
         Settings.from_environment({"MSDG_DEFAULT_RETENTION": text})
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "1.5", "64MB"])
+def test_a_bad_request_size_names_the_variable(text: str) -> None:
+    with pytest.raises(SettingsError, match=f"MSDG_MAX_REQUEST_MB .*at least 1, got '{text}'"):
+        Settings.from_environment({"MSDG_MAX_REQUEST_MB": text})
 
 
 def test_bad_query_mode_names_the_allowed_ones() -> None:

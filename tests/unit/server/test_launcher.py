@@ -65,6 +65,7 @@ def parser() -> Any:
 def test_options_become_the_environment_of_all_processes(parser: Any) -> None:
     options = parser.parse_args(
         ["--default-retention", "0.25", "--default-method", "random", "--query-mode", "none"]
+        + ["--max-request-mb", "64"]
     )
     environment: dict[str, str] = {}
     apply_options(options, environment)
@@ -72,9 +73,10 @@ def test_options_become_the_environment_of_all_processes(parser: Any) -> None:
         "MSDG_DEFAULT_RETENTION": "0.25",
         "MSDG_DEFAULT_METHOD": "random",
         "MSDG_QUERY_MODE": "none",
+        "MSDG_MAX_REQUEST_MB": "64",
     }
     # vLLM hands all options on to its own processes; it must not meet ours.
-    ours = {"default_retention", "default_method", "query_mode", "profile"}
+    ours = {"default_retention", "default_method", "query_mode", "profile", "max_request_mb"}
     assert not ours & vars(options).keys()
 
 

@@ -1,0 +1,1 @@
+"""What deploying takes beside the product: images, charts, dashboards, and the sums behind them."""

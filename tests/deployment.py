@@ -1,0 +1,60 @@
+"""What the files under deploy/ say, read the way their own tools read them."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import promql_parser
+import yaml
+
+ROOT = Path(__file__).parents[1]
+DEPLOY = ROOT / "deploy"
+DASHBOARD = DEPLOY / "grafana" / "dashboards" / "msdg-vllm.json"
+
+
+def compose_text(name: str = "compose.yaml") -> str:
+    """The text of a compose file where every variable has its default, or the value `given`."""
+    return re.sub(
+        r"\$\{\w+:([-?])([^}]*)\}",
+        lambda found: found[2] if found[1] == "-" else "given",
+        (DEPLOY / name).read_text(),
+    )
+
+
+def compose_server() -> dict[str, Any]:
+    """The server of compose.yaml."""
+    server: dict[str, Any] = yaml.safe_load(compose_text())["services"]["server"]
+    return server
+
+
+def dashboard() -> dict[str, Any]:
+    """The Grafana dashboard."""
+    found: dict[str, Any] = json.loads(DASHBOARD.read_text())
+    return found
+
+
+def queries() -> Iterator[tuple[str, str]]:
+    """Every PromQL query of the deployment, with the place that it stands in."""
+    for panel in dashboard()["panels"]:
+        for target in panel["targets"]:
+            yield panel["title"], target["expr"].replace("$__rate_interval", "5m")
+    for group in yaml.safe_load((DEPLOY / "prometheus" / "rules.yml").read_text())["groups"]:
+        yield from ((rule["alert"], rule["expr"]) for rule in group["rules"])
+    adapter = yaml.safe_load((DEPLOY / "prometheus" / "adapter-values.yaml").read_text())
+    yield from (("adapter", rule["seriesQuery"]) for rule in adapter["rules"]["custom"])
+
+
+def selectors(query: str) -> list[Any]:
+    """The selectors of a PromQL query: each names a metric, and labels to match."""
+    found = []
+
+    def visit(node: Any) -> None:
+        if isinstance(node, promql_parser.VectorSelector):
+            found.append(node)
+
+    promql_parser.walk(promql_parser.parse(query), visit)
+    return found
