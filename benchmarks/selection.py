@@ -9,7 +9,6 @@ ratios are medians over the rounds of ratios within a round.
 
 import argparse
 import json
-import platform
 import statistics
 import sys
 import time
@@ -24,6 +23,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from benchmarks.provenance import processor_name
 from msdg_vllm.core import ImageSignals, analyze_image, num_kept_tokens, select_tokens
 from msdg_vllm.profiles import built_in_profile
 
@@ -174,16 +174,6 @@ def table(costs: list[Cost]) -> str:
     ]
     rows.append(f"| goal | | | | | <= {GOAL_BOTH:.0%} | <= {GOAL_SELECTION:.0%} | | |")
     return "\n".join(rows)
-
-
-def processor_name() -> str:
-    """The name of this machine's processor."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor()
 
 
 def main() -> None:
