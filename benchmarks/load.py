@@ -4,8 +4,8 @@
     python -m benchmarks.load run --host http://127.0.0.1:8000     # loads a server that is up
     python -m benchmarks.load report --folder benchmarks/runs/load
 
-Writes into the folder: answers.json (every answer), stats.json and stats_*.csv (locust's tables),
-report.html (plots by retention) and locust.html (locust's own report over time).
+Writes into the folder: answers.json (every answer), stats_*.csv (locust's tables), report.html
+(plots by retention) and locust.html (locust's own report over time).
 """
 
 import argparse
@@ -42,8 +42,7 @@ def locust_command(arguments: argparse.Namespace, host: str) -> list[str]:
         *("--max-conversations", str(arguments.conversations)),
         *("--retention", arguments.retention),
         *("--answers-file", str(folder / ANSWERS)),
-        *("--json-file", str(folder / "stats.json"), "--csv", str(folder / "stats")),
-        *("--html", str(folder / "locust.html")),
+        *("--csv", str(folder / "stats"), "--html", str(folder / "locust.html")),
     ]
 
 

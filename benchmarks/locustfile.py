@@ -57,8 +57,8 @@ NUM_POPULAR_PICTURES = 16
 @events.init_command_line_parser.add_listener
 def add_options(parser: Any) -> None:
     """Add the options of this file to locust's command line and page."""
-    group = parser.add_argument_group("chat traffic")
-    group.add_argument(
+    # Not in a group: locust shows only what was added to the parser itself.
+    parser.add_argument(
         "--retention",
         type=_checked_mix,
         default="",
@@ -66,7 +66,7 @@ def add_options(parser: Any) -> None:
         help="Retentions to send, each equally often: 1.0,0.333,0.111. Naming one twice doubles "
         "its share; `default` sends none. Empty: never send one (stock vLLM).",
     )
-    group.add_argument(
+    parser.add_argument(
         "--repeated-pictures",
         type=float,
         default=0.25,
@@ -74,18 +74,18 @@ def add_options(parser: Any) -> None:
         help="Share of conversations about one of 16 pictures that come again and again; "
         "default: %(default)s",
     )
-    group.add_argument("--max-tokens", type=int, default=24, help="default: %(default)s")
-    group.add_argument(
+    parser.add_argument("--max-tokens", type=int, default=24, help="default: %(default)s")
+    parser.add_argument(
         "--max-conversations",
         type=int,
         default=0,
         help="Stop after so many conversations; 0 (the default): until the time is over",
     )
-    group.add_argument(
+    parser.add_argument(
         "--chat-model", default="", help="Name of the model; default: the first one served"
     )
-    group.add_argument("--seed", type=int, default=0, help="default: %(default)s")
-    group.add_argument(
+    parser.add_argument("--seed", type=int, default=0, help="default: %(default)s")
+    parser.add_argument(
         "--answers-file",
         default="",
         include_in_web_ui=False,
@@ -109,6 +109,7 @@ class Traffic:
         self.mix = parse_mix(options.retention)
         self.options = options
         self.num_conversations = 0
+        self.is_over = False
         self.answers: list[dict[str, Any]] = []
         self._first_picture = first_picture
         self._chance = random.Random(options.seed + first_picture)
@@ -194,16 +195,24 @@ class ChatUser(User):
         assert self.traffic is not None
         conversation = self.traffic.next_conversation()
         if conversation is None:
-            runner = self.environment.runner
-            # In a greenlet of its own, because stopping waits for this one.
-            runner.greenlet.spawn(runner.quit if self.environment.web_ui is None else runner.stop)
-            raise StopUser()
+            self._end_run()
+            return
         for turn, question in enumerate(conversation.questions, start=1):
             conversation.ask(question)
             answer = self._answer(conversation, turn)
             if answer is None:
                 return
             conversation.hear(answer.text)
+
+    def _end_run(self) -> None:
+        """Stop all users once the others are done with what they are at, see --stop-timeout."""
+        assert self.traffic is not None
+        if not self.traffic.is_over:
+            self.traffic.is_over = True
+            runner = self.environment.runner
+            stop = runner.quit if self.environment.web_ui is None else runner.stop
+            # In a greenlet of its own, because stopping waits for this one.
+            runner.greenlet.spawn(stop)
 
     def _answer(self, conversation: Conversation, turn: int) -> Answer | None:
         assert self.traffic is not None

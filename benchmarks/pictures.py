@@ -14,11 +14,11 @@ SIZES = ((336, 336), (640, 480), (480, 640), (1280, 720))
 @lru_cache(maxsize=len(SIZES))
 def _background(size: tuple[int, int]) -> Image.Image:
     """Soft colour with grain, which JPEG compresses about as well as a photograph."""
-    noise = Image.effect_noise(size, 24).convert("RGB")
     pixels = random.Random(0)
+    noise = Image.frombytes("L", size, pixels.randbytes(size[0] * size[1])).convert("RGB")
     colours = Image.new("RGB", (8, 8))
     colours.putdata([(pixels.randrange(256), pixels.randrange(256), 128) for _ in range(64)])
-    return Image.blend(colours.resize(size, Image.Resampling.BICUBIC), noise, 0.3).filter(
+    return Image.blend(colours.resize(size, Image.Resampling.BICUBIC), noise, 0.1).filter(
         ImageFilter.SMOOTH
     )
 
