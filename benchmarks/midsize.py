@@ -5,15 +5,24 @@ too large for a small machine. This one keeps the shape of LLaVA-1.5 (a CLIP tow
 576 visual tokens, a Llama behind it) at widths that two cores can run, with a prefill that costs
 several times as much as the tower. What it says means nothing.
 
-    python -m benchmarks.midsize benchmarks/runs/midsize-llava
+    python -m benchmarks.midsize build      # into benchmarks/runs/midsize-llava
+    python -m benchmarks.midsize compare    # its operations beside those of LLaVA-1.5-7B
 """
 
 import argparse
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from msdg_vllm.core import num_kept_tokens
+
 FOLDER = Path(__file__).parent / "runs" / "midsize-llava"
+
+# A short question with its chat template.
+NUM_TEXT_TOKENS = 24
+# Some twenty of the 576 tokens exceed it, as in a trained tower.
+SINK_THRESHOLD = 2.15
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +33,7 @@ class Proportions:
     patch_size: int = 14
     tower_layers: int = 24
     tower_width: int = 384
-    llm_layers: int = 14
+    llm_layers: int = 20
     llm_width: int = 1024
     llm_intermediate: int = 2816
     head_width: int = 64
@@ -63,7 +72,7 @@ def build(folder: Path = FOLDER, proportions: Proportions = MIDSIZE) -> Path:
         return folder
     import torch
 
-    from examples.miniature import make_llava
+    from examples.miniature import make_llava, write_profile
 
     make_llava(
         folder,
@@ -87,14 +96,42 @@ def build(folder: Path = FOLDER, proportions: Proportions = MIDSIZE) -> Path:
         },
         dtype=torch.bfloat16,
     )
+    write_profile(folder, sink_threshold=SINK_THRESHOLD)
     stamp.write_text(json.dumps(wanted))
     return folder
 
 
+def comparison(retentions: Sequence[float] = (1.0, 0.333, 0.222, 0.111, 0.056)) -> str:
+    """Return operations until the first token, by retention, of this model and of the real one."""
+    names = {"mid-size": MIDSIZE, "LLaVA-1.5-7B": LLAVA_1_5_7B}
+    rows = [
+        f"| | {' | '.join(f'{name}: encoder + prefill' for name in names)} | "
+        + " | ".join(f"{name}: of retention 1" for name in names)
+        + " |",
+        "|---" * (1 + 2 * len(names)) + "|",
+    ]
+    for retention in retentions:
+        sums, shares = [], []
+        for sizes in names.values():
+            budget = num_kept_tokens(sizes.num_visual_tokens, retention)
+            prefill = sizes.prefill_flops(budget + NUM_TEXT_TOKENS)
+            whole = sizes.prefill_flops(sizes.num_visual_tokens + NUM_TEXT_TOKENS)
+            sums.append(f"{sizes.encoder_flops / 1e9:,.0f} + {prefill / 1e9:,.0f} GFLOP")
+            shares.append(f"{(sizes.encoder_flops + prefill) / (sizes.encoder_flops + whole):.0%}")
+        rows.append(f"| retention {retention:g} | {' | '.join(sums + shares)} |")
+    return "\n".join(rows)
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("folder", type=Path, nargs="?", default=FOLDER, help="default: %(default)s")
-    print(build(parser.parse_args().folder))
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.midsize", description=(__doc__ or "").split("\n")[0]
+    )
+    commands = parser.add_subparsers(dest="command", required=True)
+    make = commands.add_parser("build", help="write the checkpoint")
+    make.add_argument("folder", type=Path, nargs="?", default=FOLDER, help="default: %(default)s")
+    commands.add_parser("compare", help="operations until the first token, beside LLaVA-1.5-7B")
+    arguments = parser.parse_args()
+    print(comparison() if arguments.command == "compare" else build(arguments.folder))
 
 
 if __name__ == "__main__":

@@ -276,10 +276,10 @@ def make_parser() -> argparse.ArgumentParser:
         help=f"default: {','.join(map(str, RETENTIONS))}",
     )  # fmt: skip
     for name, default, text in (
-        ("rounds", 12, "rounds of single requests"),
+        ("rounds", 10, "rounds of single requests"),
         ("burst-rounds", 3, "rounds at saturation"),
         ("concurrency", 8, "requests at once at saturation"),
-        ("requests", 16, "requests per case and round at saturation"),
+        ("requests", 8, "requests per case and round at saturation"),
         ("max-tokens", 8, "tokens of every answer"),
     ):
         measure.add_argument(

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from benchmarks.estimate import Estimate
+from benchmarks.midsize import comparison
 from benchmarks.provenance import show
 from benchmarks.serving_results import PRUNING, STOCK, Results, Sample
 
@@ -149,7 +150,8 @@ def plot(results: Results, path: Path) -> None:
 def render(path: Path) -> tuple[Path, Path]:
     """Put the results at `path` into the documents; returns what was written."""
     results = Results.load(path)
-    PAGE.write_text(replace_section(PAGE.read_text(), "serving", section(results)))
+    page = replace_section(PAGE.read_text(), "operations", comparison())
+    PAGE.write_text(replace_section(page, "serving", section(results)))
     plot(results, PLOT)
     return PAGE, PLOT
 

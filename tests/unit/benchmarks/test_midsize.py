@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoConfig
 
-from benchmarks.midsize import LLAVA_1_5_7B, MIDSIZE, Proportions, build
+from benchmarks.midsize import LLAVA_1_5_7B, MIDSIZE, Proportions, build, comparison
 
 SMALL = Proportions(
     image_size=56, tower_layers=24, tower_width=64, llm_layers=2, llm_width=64, llm_intermediate=128
@@ -30,6 +30,17 @@ def test_the_real_ones_operations_are_those_of_its_weights() -> None:
     # adds a few percent.
     assert LLAVA_1_5_7B.encoder_flops == pytest.approx(2 * 577 * 302e6 * 23 / 24, rel=0.15)
     assert LLAVA_1_5_7B.prefill_flops(600) == pytest.approx(2 * 600 * 6.48e9, rel=0.05)
+
+
+def test_the_comparison_has_a_row_per_retention_that_falls() -> None:
+    rows = comparison((1.0, 0.5, 0.1)).splitlines()[2:]
+    shares = [[int(cell.strip(" %")) for cell in row.split("|")[4:6]] for row in rows]
+    assert shares[0] == [100, 100]
+    assert shares == sorted(shares, reverse=True)
+    # Half of 576 tokens and 24 of text are 312 of 600.
+    exact = LLAVA_1_5_7B.encoder_flops + LLAVA_1_5_7B.prefill_flops(312)
+    whole = LLAVA_1_5_7B.encoder_flops + LLAVA_1_5_7B.prefill_flops(600)
+    assert shares[1][1] == round(100 * exact / whole)
 
 
 @pytest.fixture(scope="module")
