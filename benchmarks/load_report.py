@@ -16,9 +16,10 @@ PAGE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>Load report</title>
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <style>
-body {{ font: 15px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem;
+body {{ font: 15px/1.5 system-ui, sans-serif; max-width: 68rem; margin: 2rem auto; padding: 0 1rem;
        color: #222; }}
 table {{ border-collapse: collapse; margin: 1rem 0; }}
+td {{ white-space: nowrap; }}
 th, td {{ padding: .3rem .8rem; text-align: right; border-bottom: 1px solid #ddd; }}
 th:first-child, td:first-child {{ text-align: left; }}
 svg {{ max-width: 100%; height: auto; }}
@@ -139,7 +140,8 @@ def figure(rows: Sequence[Row]) -> str:
         axes.set_ylim(0, 1.02)
         axes.set_xlim(left=0)
         axes.grid(alpha=0.3)
-        axes.legend(frameon=False, loc="lower right")
+    handles, names = grid.flat[0].get_legend_handles_labels()
+    drawing.legend(handles, names, loc="outside upper center", ncols=len(names), frameon=False)
     with StringIO() as file:
         drawing.savefig(file, format="svg", metadata={"Date": None})
         pyplot.close(drawing)

@@ -5,11 +5,13 @@
 
 Without --model it builds a mid-size LLaVA-1.5 with random weights (benchmarks/midsize.py): a tiny
 model would hide the effect. Both servers are up the whole time and one of them works at a time;
-rounds go through all cases in a new order, so that a slow minute of the machine hits all alike.
+rounds go through all cases, the servers taking turns in who is first, so that a slow minute of the
+machine hits all alike.
 Every request has a picture of its own, so that no cache hides work.
 """
 
 import argparse
+import os
 import random
 import shlex
 import sys
@@ -48,6 +50,9 @@ CLOCK = "--worker-extension-cls=benchmarks.encoder_clock.EncoderClock"
 # What the mid-size model needs: no network, little memory, a quick start.
 MIDSIZE_ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "VLLM_CPU_KVCACHE_SPACE": "2"}
 MIDSIZE_OPTIONS = ("--dtype=bfloat16", "--enforce-eager", "--max-model-len=2048")
+
+# A worker of vLLM looks for work without a pause until a second after it had some.
+REST_SECONDS = 1.5
 
 _numbers = count(1)  # of pictures and texts: none comes twice
 
@@ -112,6 +117,26 @@ class Server:
         return first or []
 
 
+def case_order(
+    number: int, retentions: Sequence[float], texts: Sequence[tuple[str, float]] = ()
+) -> list[tuple[str, float]]:
+    """Return the cases of a round: one server after the other, stock vLLM first in odd rounds.
+
+    Stock vLLM and retention 1.0, whose difference is the smallest, are always neighbours. In round
+    0 the texts come last.
+    """
+    chance = random.Random(number)
+    others = [(PRUNING, r) for r in retentions if r != 1.0]
+    texts = chance.sample(texts, len(texts))
+    order = [
+        *texts,
+        (STOCK, 1.0),
+        (PRUNING, 1.0),
+        *chance.sample(others, len(others)),
+    ]
+    return order if number % 2 else order[::-1]
+
+
 class Benchmark:
     """All cases on two servers that are up."""
 
@@ -125,19 +150,26 @@ class Benchmark:
         self.samples: list[Sample] = []
         self.bursts: list[Burst] = []
         self._prompt_tokens: dict[float, int] = {}
+        self._last_server: Server | None = None
+
+    def _server(self, case: str) -> Server:
+        """Return the server of a case, after the other one has come to rest."""
+        server = self.pruning if case == PRUNING else self.stock
+        if server is not self._last_server:
+            time.sleep(REST_SECONDS)
+            self._last_server = server
+        return server
 
     def sample_round(self, number: int) -> Iterator[str]:
         """Send one request of every case, one after the other; yields after each."""
-        cases = [(STOCK, 1.0), *((PRUNING, r) for r in self.retentions)]
-        cases += [(TEXT, r) for r in self.retentions]
-        if self._prompt_tokens:  # the first round tells how long the texts must be
-            random.Random(number).shuffle(cases)
-        for case, retention in cases:
+        # The first round tells how long the texts must be, so they come last in it.
+        texts = [(TEXT, r) for r in self.retentions]
+        for case, retention in case_order(number, self.retentions, texts):
             self.samples.append(self._sample(number, case, retention))
             yield f"{case} {retention:g}"
 
     def _sample(self, number: int, case: str, retention: float) -> Sample:
-        server = self.pruning if case == PRUNING else self.stock
+        server = self._server(case)
         if case == TEXT:
             body = server.text_body(self.max_tokens, self._prompt_tokens[retention])
         else:
@@ -160,16 +192,14 @@ class Benchmark:
 
     def burst_round(self, number: int, concurrency: int, num_requests: int) -> Iterator[str]:
         """Saturate each server with every case, one after the other; yields after each."""
-        cases = [(STOCK, 1.0), *((PRUNING, r) for r in self.retentions)]
-        random.Random(number).shuffle(cases)
-        for case, retention in cases:
+        for case, retention in case_order(number, self.retentions):
             self.bursts.append(self._burst(number, case, retention, concurrency, num_requests))
             yield f"{case} {retention:g} x {concurrency}"
 
     def _burst(
         self, number: int, case: str, retention: float, concurrency: int, num_requests: int
     ) -> Burst:
-        server = self.pruning if case == PRUNING else self.stock
+        server = self._server(case)
         wanted = retention if case == PRUNING else None
         bodies = [server.image_body(self.max_tokens, wanted) for _ in range(num_requests)]
         name = "vllm:prompt_tokens_total"
@@ -233,6 +263,11 @@ def run(arguments: argparse.Namespace) -> Results:
         **provenance(),
         "model": arguments.model or "mid-size LLaVA-1.5 with random weights (benchmarks.midsize)",
         "server_options": [option for option in options if option != CLOCK][2:],
+        "environment": {
+            name: value
+            for name, value in sorted({**os.environ, **environment}.items())
+            if name.startswith("VLLM_")
+        },
         "concurrency": arguments.concurrency,
         "max_tokens": arguments.max_tokens,
     }

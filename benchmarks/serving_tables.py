@@ -86,11 +86,12 @@ def table(head: list[str], rows: Iterable[list[str]]) -> str:
 def section(results: Results) -> str:
     """Return the part of docs/performance.md that a run fills in."""
     source = results.source
-    options = " ".join(source["server_options"])
+    variables = [f"{name}={value}" for name, value in source["environment"].items()]
+    options = " ".join([*variables, *source["server_options"]])
     return "\n\n".join(
         (
             f"`{source['command']}`",
-            f"Model: {source['model']}; options of both servers: `{options}`; answers of "
+            f"Model: {source['model']}; both servers: `{options}`; answers of "
             f"{source['max_tokens']} tokens; {source['concurrency']} requests at once at "
             f"saturation. Machine: {show(source)}.",
             f"![TTFT and throughput by retention]({PLOT.name})",

@@ -1,12 +1,13 @@
 """What follows from a run beside stock vLLM, on measurements made up to have known answers."""
 
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 from benchmarks.provenance import provenance
-from benchmarks.serving import RETENTIONS, make_parser
+from benchmarks.serving import RETENTIONS, case_order, make_parser
 from benchmarks.serving_results import PRUNING, STOCK, TEXT, Burst, Results, Sample
 from benchmarks.serving_tables import goals_table, plot, replace_section, section, summary
 
@@ -17,6 +18,7 @@ SOURCE = {
     **provenance(),
     "model": "a model",
     "server_options": ["--dtype=bfloat16"],
+    "environment": {"VLLM_CPU_KVCACHE_SPACE": "2"},
     "max_tokens": 8,
     "concurrency": 8,
 }
@@ -114,6 +116,7 @@ def test_the_section_names_command_machine_and_commit() -> None:
     assert SOURCE["command"] in text
     assert SOURCE["machine"]["processor"] in text
     assert f"commit {SOURCE['commit']}" in text
+    assert "`VLLM_CPU_KVCACHE_SPACE=2 --dtype=bfloat16`" in text
     assert goals_table(made_up()) in text
 
 
@@ -138,3 +141,15 @@ def test_retention_1_is_always_measured_and_what_follows_dashes_goes_to_the_serv
     )
     assert arguments.retention == [1.0, 0.5, 0.25]
     assert arguments.server_options == ["--gpu-memory-utilization", "0.45"]
+
+
+@pytest.mark.parametrize("number", range(6))
+def test_a_round_has_every_case_once_with_stock_and_retention_1_as_neighbours(number: int) -> None:
+    texts = [(TEXT, retention) for retention in RETENTIONS]
+    order = case_order(number, RETENTIONS, texts)
+    assert sorted(order) == sorted([(STOCK, 1.0), *((PRUNING, r) for r in RETENTIONS), *texts])
+    assert abs(order.index((STOCK, 1.0)) - order.index((PRUNING, 1.0))) == 1
+    servers = [case == PRUNING for case, _ in order]
+    changes = sum(one != other for one, other in pairwise(servers))
+    assert changes == 1, "a change of server costs a pause"
+    assert servers[0] is (number % 2 == 0)
