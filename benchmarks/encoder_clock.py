@@ -25,10 +25,10 @@ class EncoderClock:
         self._encoder_seconds: list[float] = []
 
         def timed(**kwargs: Any) -> Any:
-            torch.accelerator.synchronize()
+            _wait_for_device()
             start = time.perf_counter()
             embeddings = embed(**kwargs)
-            torch.accelerator.synchronize()
+            _wait_for_device()
             self._encoder_seconds.append(time.perf_counter() - start)
             return embeddings
 
@@ -38,3 +38,8 @@ class EncoderClock:
         """Return the seconds of each call since the last reading, oldest first."""
         seconds, self._encoder_seconds = self._encoder_seconds, []
         return seconds
+
+
+def _wait_for_device() -> None:
+    if torch.accelerator.is_available():
+        torch.accelerator.synchronize()

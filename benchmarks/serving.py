@@ -44,6 +44,7 @@ HERE = Path(__file__).parent
 RESULTS = HERE / "results" / "serving.json"
 LOGS = HERE / "runs" / "serving"
 RETENTIONS = (1.0, 0.333, 0.222, 0.111, 0.056)
+RUN_COMMAND = "python -m benchmarks.serving run"
 QUESTION = "What is on the left of the red square?"
 ENVIRONMENT = {"VLLM_SERVER_DEV_MODE": "1"}  # for the encoder's clock
 CLOCK = "--worker-extension-cls=benchmarks.encoder_clock.EncoderClock"
@@ -338,6 +339,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     }
     try:
         actions[arguments.command](arguments)
+    except FileNotFoundError as error:
+        print(f"serving: no {error.filename}; measure first: {RUN_COMMAND}", file=sys.stderr)
+        return 1
     except (StartError, ChatError, requests.RequestException) as error:
         print(f"serving: {error}", file=sys.stderr)
         return 1

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.provenance import provenance
-from benchmarks.serving import RETENTIONS, case_order, make_parser
+from benchmarks.serving import RETENTIONS, case_order, main, make_parser
 from benchmarks.serving_results import PRUNING, STOCK, TEXT, Burst, Results, Sample
 from benchmarks.serving_tables import goals_table, plot, replace_section, section, summary
 
@@ -153,3 +153,10 @@ def test_a_round_has_every_case_once_with_stock_and_retention_1_as_neighbours(nu
     changes = sum(one != other for one, other in pairwise(servers))
     assert changes == 1, "a change of server costs a pause"
     assert servers[0] is (number % 2 == 0)
+
+
+def test_rendering_without_results_says_what_to_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["render", "--results", str(tmp_path / "none.json")]) == 1
+    assert "measure first: python -m benchmarks.serving run" in capsys.readouterr().err
