@@ -12,6 +12,7 @@ import argparse
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -66,8 +67,7 @@ def run(arguments: argparse.Namespace) -> int:
         print("load: locust wrote no answers, see above", file=sys.stderr)
         return done.returncode or 1
     source = {
-        "command": "python -m benchmarks.load run "
-        f"--users {arguments.users} --time {arguments.time} --retention {arguments.retention}",
+        "command": shlex.join(["python", "-m", "benchmarks.load", *arguments.words]),
         "endpoint": arguments.host or f"{BUNDLED.name}, started for this run",
         **provenance(),
     }
@@ -115,6 +115,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for command in (load, again):
         command.add_argument("--folder", type=Path, default=FOLDER, help="default: %(default)s")
     arguments = parser.parse_args(argv)
+    arguments.words = sys.argv[1:] if argv is None else argv
     try:
         return run(arguments) if arguments.command == "run" else report(arguments)
     except (StartError, OSError) as error:

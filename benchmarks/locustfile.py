@@ -10,10 +10,10 @@ Each user holds conversations of one to three turns about a picture, which is ne
 asked about before, of one of several sizes. Answers are streamed. Locust's table has a row for
 each time and retention:
 
-    latency             the whole answer, in ms
-    TTFT                time to the first token of a conversation's first answer, in ms
-    TTFT, later turns   the same for later answers, whose picture the server knows already, in ms
-    TPOT                time per output token after the first, in ms
+    latency    the whole answer, in ms
+    TTFT       time to the first token of a conversation's first answer, in ms; later answers, whose
+               picture the server knows already, have a row of their own
+    TPOT       time per output token after the first, in ms
 
 `--answers-file` keeps every single answer as JSON, for `python -m benchmarks.load report`.
 """
@@ -29,7 +29,6 @@ from typing import Any
 import requests
 from locust import User, between, events, task
 from locust.env import Environment
-from locust.exception import StopUser
 
 from benchmarks.chat import Answer, ChatError, served_model, stream
 from benchmarks.pictures import SIZES, picture_url
@@ -175,24 +174,23 @@ class ChatUser(User):
     wait_time = between(0.1, 0.5)
 
     def on_start(self) -> None:
-        """Find out the model's name, once."""
+        """Find out the model's name, once; a user without a model or a mix stays silent."""
         self.traffic: Traffic | None = getattr(self.environment, "chat_traffic", None)
-        if self.traffic is None:
-            raise StopUser()
         self.host = (self.host or self.environment.host or "").rstrip("/").removesuffix("/v1")
         self.session = requests.Session()
         if key := os.environ.get("OPENAI_API_KEY"):
             self.session.headers["Authorization"] = f"Bearer {key}"
+        self.model = self.environment.parsed_options.chat_model
         try:
-            self.model = self.traffic.options.chat_model or served_model(self.session, self.host)
+            self.model = self.model or served_model(self.session, self.host)
         except (ChatError, requests.RequestException) as error:
             self._report("models", "GET /v1/models", 0, error)
-            raise StopUser() from None
 
     @task
     def converse(self) -> None:
         """Hold one conversation to its end, or to its first failure."""
-        assert self.traffic is not None
+        if self.traffic is None or not self.model:
+            return
         conversation = self.traffic.next_conversation()
         if conversation is None:
             self._end_run()
@@ -231,7 +229,7 @@ class ChatUser(User):
             self._report("latency", name, 0, error)
             return None
         self._report("latency", name, answer.latency)
-        self._report("TTFT" if turn == 1 else "TTFT, later turns", name, answer.ttft)
+        self._report("TTFT", name if turn == 1 else f"{name}, later turns", answer.ttft)
         if (seconds := answer.seconds_per_output_token) is not None:
             self._report("TPOT", name, seconds)
         self.traffic.answers.append(

@@ -74,6 +74,7 @@ def _gpus() -> list[str]:
 def show(source: dict[str, Any]) -> str:
     """Return provenance as one line for readers."""
     where = source["machine"]
-    device = " and ".join([f"{where['cores']} cores of {where['processor']}", *where["gpus"]])
+    cores = f"{where['cores']} core{'s' * (where['cores'] > 1)} of {where['processor']}"
+    device = " and ".join([cores, *where["gpus"]])
     names = ", ".join(f"{name} {number}" for name, number in source["versions"].items())
     return f"{device}, {where['memory_gib']} GiB; {names}; commit {source['commit']}"
