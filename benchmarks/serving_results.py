@@ -159,8 +159,9 @@ class Results:
 
     def goals(self) -> list[Goal]:
         """Check the goals of this benchmark."""
-        cost = self.against_stock(lambda sample: sample.ttft, 1.0).median - 1
-        lost = 1 / self.throughput_against_stock(1.0).median - 1
+        cost = self.against_stock(lambda sample: sample.ttft, 1.0)
+        rates = self.throughput_against_stock(1.0)
+        lost = Estimate(1 / rates.median, 1 / rates.high, 1 / rates.low)
         pruned = [retention for retention in self.retentions if retention < 1]
         ttft = [Estimate.of([s.ttft for s in self.of(PRUNING, r)]).median for r in self.retentions]
         rate = [
@@ -171,17 +172,17 @@ class Results:
         goals = [
             Goal(
                 f"retention 1.0 costs at most {GOAL_COST:.0%} over stock vLLM",
-                f"TTFT {cost:+.1%}, time per request at saturation {lost:+.1%}",
-                max(cost, lost) <= GOAL_COST,
+                f"TTFT {_excess(cost)}; time per request at saturation {_excess(lost)}",
+                max(cost.median, lost.median) - 1 <= GOAL_COST,
             ),
             Goal(
                 "TTFT falls with every step of retention",
-                " > ".join(f"{seconds:.2f} s" for seconds in ttft),
+                " → ".join(f"{seconds:.2f} s" for seconds in ttft),
                 _is_falling(ttft),
             ),
             Goal(
                 "throughput grows with every step of retention",
-                " < ".join(f"{one:.2f}/s" for one in rate),
+                " → ".join(f"{one:.2f}/s" for one in rate),
                 _is_falling([-one for one in rate]),
             ),
             Goal(
@@ -191,13 +192,13 @@ class Results:
             ),
         ]
         if GOAL_LIMIT_AT in pruned:
-            above = self.against_limit(GOAL_LIMIT_AT).median - 1
+            above = self.against_limit(GOAL_LIMIT_AT)
             goals.insert(
                 1,
                 Goal(
                     f"TTFT at {GOAL_LIMIT_AT} is within {GOAL_LIMIT:.0%} of the limit",
-                    f"{above:+.1%}",
-                    above <= GOAL_LIMIT,
+                    _excess(above),
+                    above.median - 1 <= GOAL_LIMIT,
                 ),
             )
         return goals
@@ -205,3 +206,8 @@ class Results:
 
 def _is_falling(values: Sequence[float]) -> bool:
     return all(later < earlier for earlier, later in pairwise(values))
+
+
+def _excess(ratio: Estimate) -> str:
+    low, high = ratio.low - 1, ratio.high - 1
+    return f"{ratio.median - 1:+.1%} ({low:+.1%} to {high:+.1%})"
