@@ -32,7 +32,7 @@ class Proportions:
     image_size: int = 336
     patch_size: int = 14
     tower_layers: int = 24
-    tower_width: int = 384
+    tower_width: int = 448
     llm_layers: int = 20
     llm_width: int = 1024
     llm_intermediate: int = 2816
