@@ -18,6 +18,7 @@ PYTEST := $(PY) -m pytest
 SETUP := scripts/setup.py scripts/environment.py scripts/msdg-vllm-torch-companions.pth pyproject.toml
 READY := $(VENV)/.ready-$(EXTRA)
 READY_DEV := $(READY)-dev
+READY_BENCH := $(READY)-bench
 
 # The bundled model is on disk and small: no network, and not most of the memory for its KV cache.
 ifeq ($(MODEL),$(BUNDLED))
@@ -26,12 +27,13 @@ endif
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup serve test lint types test-unit test-engine test-server image-proof format clean
+.PHONY: help setup serve bench test lint types test-unit test-engine test-server image-proof format clean
 
 help: ## List what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo
 	@echo "Options of make serve: MODEL=$(MODEL) HOST=$(HOST) PORT=$(PORT) ARGS='--help'"
+	@echo "Options of make bench: ARGS='--users 8 --time 2m --retention 1.0,0.111'"
 	@echo "Options of every target: EXTRA=cpu|gpu VENV=$(VENV) PYTHON=$(PYTHON)"
 
 $(READY): $(SETUP)
@@ -42,10 +44,17 @@ $(READY_DEV): $(SETUP)
 	@$(PYTHON) scripts/setup.py --venv $(VENV) --extra $(EXTRA) --group dev
 	@touch $(READY) $@
 
+$(READY_BENCH): $(SETUP)
+	@$(PYTHON) scripts/setup.py --venv $(VENV) --extra $(EXTRA) --group bench
+	@touch $(READY) $@
+
 setup: $(READY_DEV) ## Install everything, the developers' tools included
 
 serve: $(READY) ## Serve the bundled model, or another: MODEL=llava-hf/llava-1.5-7b-hf
 	@$(SERVE_ENV) exec $(PY) -m server --model $(MODEL) --host $(HOST) --port $(PORT) $(ARGS)
+
+bench: $(READY_BENCH) ## Load the bundled model's server for a minute; report in benchmarks/runs/load
+	@$(PY) -m benchmarks.load run $(ARGS)
 
 test: lint types test-unit test-engine test-server ## Check everything, as the CI does
 

@@ -10,7 +10,6 @@ of ratios within a round. Times are processor time, which other processes distur
 
 import argparse
 import json
-import platform
 import statistics
 import sys
 import time
@@ -22,6 +21,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.peak_memory import PeakMemory
+from benchmarks.provenance import processor_name
 from msdg_vllm.core import ImageSignals, analyze_image, num_kept_tokens, select_tokens
 from msdg_vllm.methods import METHODS, Encoder, ImageBatch, Needs, Signals, method_named
 from msdg_vllm.profiles import built_in_profile
@@ -279,16 +279,6 @@ def method_table(costs: list[MethodCost]) -> str:
         for c in costs
     ]
     return "\n".join(rows)
-
-
-def processor_name() -> str:
-    """The name of this machine's processor."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor()
 
 
 def main() -> None:

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -62,35 +64,48 @@ def make_tokenizer(special_tokens: list[str], vocab_size: int = 512) -> PreTrain
     )
 
 
-def make_llava(folder: Path, *, seed: int = 0, image_size: int = 336) -> Path:
-    """LLaVA-1.5 in miniature: 24 CLIP layers, 576 visual tokens, widths of 64."""
+def make_llava(
+    folder: Path,
+    *,
+    seed: int = 0,
+    image_size: int = 336,
+    vision: Mapping[str, Any] | None = None,
+    text: Mapping[str, Any] | None = None,
+    dtype: torch.dtype = torch.float32,
+) -> Path:
+    """LLaVA-1.5 in miniature: 24 CLIP layers, 576 visual tokens, widths of 64.
+
+    `vision` and `text` replace values of the two configs, for larger ones.
+    """
     torch.manual_seed(seed)
     tokenizer = make_tokenizer(["<image>"])
     image_token_id = tokenizer.convert_tokens_to_ids("<image>")
-    vision_config = CLIPVisionConfig(
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=24,
-        num_attention_heads=2,
-        image_size=image_size,
-        patch_size=14,
-        projection_dim=64,
-        initializer_factor=3.0,
-    )
-    text_config = LlamaConfig(
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        vocab_size=512,
-        max_position_embeddings=2048,
-        initializer_range=0.2,
-        bos_token_id=tokenizer.bos_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-        tie_word_embeddings=False,
-    )
+    vision_values = {
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 2,
+        "image_size": image_size,
+        "patch_size": 14,
+        "projection_dim": 64,
+        "initializer_factor": 3.0,
+    }
+    text_values = {
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+        "vocab_size": 512,
+        "max_position_embeddings": 2048,
+        "initializer_range": 0.2,
+        "bos_token_id": tokenizer.bos_token_id,
+        "eos_token_id": tokenizer.eos_token_id,
+        "pad_token_id": tokenizer.pad_token_id,
+        "tie_word_embeddings": False,
+    }
+    vision_config = CLIPVisionConfig(**{**vision_values, **(vision or {})})
+    text_config = LlamaConfig(**{**text_values, **(text or {})})
     config = LlavaConfig(
         vision_config=vision_config,
         text_config=text_config,
@@ -99,7 +114,7 @@ def make_llava(folder: Path, *, seed: int = 0, image_size: int = 336) -> Path:
         vision_feature_select_strategy="default",
         tie_word_embeddings=False,
     )
-    model = LlavaForConditionalGeneration(config).eval()
+    model = LlavaForConditionalGeneration(config).eval().to(dtype)
     with torch.no_grad():
         spread_positions(model.model.vision_tower)
     model.save_pretrained(folder)

@@ -150,6 +150,11 @@ class TestMake:
         assert "--group dev" not in _dry_run(checkout, "serve")
         assert "--group dev" in _dry_run(checkout, "test")
 
+    def test_bench_installs_its_tools_and_passes_options_on(self, checkout: Path) -> None:
+        recipe = _dry_run(checkout, "bench", "ARGS=--users 8")
+        assert "--group bench" in recipe
+        assert "-m benchmarks.load run --users 8" in recipe
+
     def test_another_extra_is_not_taken_for_installed(self, checkout: Path) -> None:
         _stamp(checkout / ".venv" / ".ready-cpu")
         assert "--extra gpu" in _dry_run(checkout, "serve", "EXTRA=gpu")
