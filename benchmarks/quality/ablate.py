@@ -92,9 +92,9 @@ def trials(
 def mark(model: SceneModel, scene: SceneId, seen: Seen, asked: list[Trial]) -> list[Mark]:
     """Answer trials about one picture; those that keep the same tokens are answered once."""
     keys = [(t.question.kind, tuple(t.kept.tolist())) for t in asked]
-    first = {key: trial for key, trial in zip(reversed(keys), reversed(asked), strict=True)}
-    rows = [Row(seen, trial.kept, trial.question) for trial in first.values()]
-    right = dict(zip(first, model.right(rows), strict=True))
+    unique = dict(zip(keys, asked, strict=True))
+    rows = [Row(seen, trial.kept, trial.question) for trial in unique.values()]
+    right = dict(zip(unique, model.right(rows), strict=True))
     return [
         Mark(scene, trial.question.kind, trial.name, trial.retention, right[key])
         for key, trial in zip(keys, asked, strict=True)
@@ -162,8 +162,6 @@ def main(arguments: argparse.Namespace) -> Path:
         "asked": {"questions": len(marks), "seconds": round(time.perf_counter() - start, 1)},
         "encoder": {"layers": model.num_layers, "profile": asdict(model.profile)},
     }
-    output: Path = (
-        arguments.output or RESULTS / f"ablations-{arguments.model.resolve().name}.json"
-    )
+    output: Path = arguments.output or RESULTS / f"ablations-{arguments.model.resolve().name}.json"
     write(report(facts, marks, [a.table() for a in chosen], OURS), output)
     return output

@@ -62,6 +62,7 @@ class SceneModel(ABC):
         ).eval()
         self.profile = EncoderProfile.load(folder / PROFILE)
         self._embedding = self.model.get_input_embeddings()
+        self._prompts: dict[str, tuple[list[int], list[int]]] = {}
 
     @property
     @abstractmethod
@@ -92,7 +93,9 @@ class SceneModel(ABC):
         order = sorted(range(len(rows)), key=lambda number: len(prepared[number][0]))
         for first in range(0, len(order), _ROWS_AT_ONCE):
             part = order[first : first + _ROWS_AT_ONCE]
-            for number, is_right in zip(part, self._right([prepared[n] for n in part]), strict=True):
+            for number, is_right in zip(
+                part, self._right([prepared[n] for n in part]), strict=True
+            ):
                 answered[number] = is_right
         return answered
 
@@ -121,18 +124,19 @@ class SceneModel(ABC):
         ]
         said = self.model.lm_head(torch.cat(told)).argmax(-1)
         parts = said.split([len(answer) for _, _, answer in rows])
-        return [
-            part.tolist() == answer for part, (_, _, answer) in zip(parts, rows, strict=True)
-        ]
+        return [part.tolist() == answer for part, (_, _, answer) in zip(parts, rows, strict=True)]
 
     def _prompt(self, question: str) -> tuple[list[int], list[int]]:
-        """Tokens of a chat before and after its picture."""
+        """Tokens of a chat before and after its picture; a question is asked many times."""
+        if question in self._prompts:
+            return self._prompts[question]
         parts = [{"type": "image"}, {"type": "text", "text": question}]
         chat = self.processor.apply_chat_template(
             [{"role": "user", "content": parts}], add_generation_prompt=True
         )
         before, after = chat.split(self.processor.image_token)
-        return self._encode(before), self._encode(after)
+        self._prompts[question] = self._encode(before), self._encode(after)
+        return self._prompts[question]
 
     def _encode(self, text: str) -> list[int]:
         tokens: list[int] = self.tokenizer.encode(text, add_special_tokens=False)
@@ -170,9 +174,7 @@ class LlavaScenes(SceneModel):
         visual = self.model.model.multi_modal_projector(states[layer])
         side = round(visual.shape[1] ** 0.5)
         return [
-            Seen(
-                visual[row], tuple(state[row] for state in states), attention[row], (side, side)
-            )
+            Seen(visual[row], tuple(state[row] for state in states), attention[row], (side, side))
             for row in range(len(pictures))
         ]
 
@@ -257,7 +259,9 @@ def _received_attention(attention: Any, given: dict[str, Any]) -> Tensor:
 
     states = given["hidden_states"]
     num_patches = len(states)
-    queries, keys, _ = attention.qkv(states).reshape(num_patches, 3, attention.num_heads, -1).unbind(1)
+    queries, keys, _ = (
+        attention.qkv(states).reshape(num_patches, 3, attention.num_heads, -1).unbind(1)
+    )
     queries, keys = apply_rotary_pos_emb_vision(queries, keys, *given["position_embeddings"])
     logits = torch.einsum("qhd,khd->hqk", queries, keys) * attention.scaling
     received: Tensor = logits.softmax(dim=-1).mean(dim=(0, 1))

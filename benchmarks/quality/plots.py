@@ -28,7 +28,7 @@ _COLORS = (
 )
 _OURS, _BASELINE = "#c1121f", "#808080"
 # Text stays text, ids do not change from run to run: a figure that is made again is the same file.
-_STYLE = {
+_STYLE: Any = {
     "svg.fonttype": "none",
     "svg.hashsalt": "msdg",
     "font.family": "sans-serif",
@@ -147,7 +147,9 @@ def _line(
     **style: Any,
 ) -> None:
     """A line through estimates, with a band where their intervals are."""
-    known = sorted(((x, part) for x, part in points if part["value"] is not None), key=lambda p: p[0])
+    known = sorted(
+        ((x, part) for x, part in points if part["value"] is not None), key=lambda p: p[0]
+    )
     places = [x for x, _ in known]
     value, low, high = (
         [100 * (part[name] or 0.0) for _, part in known] for name in ("value", "low", "high")

@@ -36,14 +36,14 @@ def accuracy_by_kind(right: np.ndarray, weights: np.ndarray) -> np.ndarray:
         weights: `(W, S)` from `resample`.
     """
     asked = weights @ ~np.isnan(right)
-    return np.divide(weights @ np.nan_to_num(right), asked, out=_nan_like(asked), where=asked > 0)
+    return _ratio(weights @ np.nan_to_num(right), asked)
 
 
 def overall_accuracy(right: np.ndarray, weights: np.ndarray) -> np.ndarray:
     """Return the share of right answers among all questions, `(W,)`."""
     asked = weights @ (~np.isnan(right)).sum(axis=1)
     hits = weights @ np.nan_to_num(right).sum(axis=1)
-    return np.divide(hits, asked, out=_nan_like(asked), where=asked > 0)
+    return _ratio(hits, asked)
 
 
 def relative_accuracy(accuracy: np.ndarray, unpruned: np.ndarray) -> np.ndarray:
@@ -52,9 +52,8 @@ def relative_accuracy(accuracy: np.ndarray, unpruned: np.ndarray) -> np.ndarray:
     Every kind counts as one benchmark; one that the unpruned model never answers is left out.
     """
     usable = unpruned > 0  # False for NaN
-    ratio = np.divide(accuracy, unpruned, out=np.zeros_like(accuracy), where=usable)
-    number = usable.sum(axis=1)
-    return np.divide(ratio.sum(axis=1), number, out=_nan_like(number), where=number > 0)
+    ratios = np.where(usable, _ratio(accuracy, unpruned), 0.0)
+    return _ratio(ratios.sum(axis=1), usable.sum(axis=1))
 
 
 def estimate(values: np.ndarray) -> Estimate:
@@ -66,5 +65,8 @@ def estimate(values: np.ndarray) -> Estimate:
     return Estimate(float(values[0]), float(low), float(high))
 
 
-def _nan_like(values: np.ndarray) -> np.ndarray:
-    return np.full(values.shape, np.nan)
+def _ratio(over: np.ndarray, under: np.ndarray) -> np.ndarray:
+    """Return the quotient, NaN where there is nothing to divide by."""
+    quotient = np.full(over.shape, np.nan)
+    np.divide(over, under, out=quotient, where=under > 0)
+    return quotient
