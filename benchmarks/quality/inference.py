@@ -7,6 +7,7 @@ once, and any number of selections of its tokens are read by the language model 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ import torch
 from PIL import Image
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForImageTextToText, AutoProcessor
+from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import apply_rotary_pos_emb_vision
+from transformers.vision_utils import get_vision_window_index
 
 from benchmarks.quality.questions import Question
 from msdg_vllm.profiles import EncoderProfile
@@ -60,9 +63,14 @@ class SceneModel(ABC):
         self.model: Any = AutoModelForImageTextToText.from_pretrained(
             folder, dtype=torch.float32, attn_implementation="sdpa"
         ).eval()
-        self.profile = EncoderProfile.load(folder / PROFILE)
+        self.folder = folder
         self._embedding = self.model.get_input_embeddings()
         self._prompts: dict[str, tuple[list[int], list[int]]] = {}
+
+    @cached_property
+    def profile(self) -> EncoderProfile:
+        """The settings of the method for this encoder; only selection needs them."""
+        return EncoderProfile.load(self.folder / PROFILE)
 
     @property
     @abstractmethod
@@ -215,7 +223,9 @@ class QwenScenes(SceneModel):
         ]
         hooks.append(
             tower.blocks[-1].attn.register_forward_pre_hook(
-                lambda module, _, given: received.append(_received_attention(module, given)),
+                lambda module, states, given: received.append(
+                    _received_attention(module, *states, **given)
+                ),
                 with_kwargs=True,
             )
         )
@@ -237,8 +247,6 @@ class QwenScenes(SceneModel):
     def _raster_order(self, grid: Tensor) -> Tensor:
         """For each token of the picture, row by row, its place among the tower's windows."""
         tower = self.model.model.visual
-        from transformers.vision_utils import get_vision_window_index
-
         window_index, _ = get_vision_window_index(
             grid,
             spatial_merge_size=tower.spatial_merge_size,
@@ -253,17 +261,21 @@ def _in_order(values: Tensor, order: Tensor) -> Tensor:
     return values.view(len(order), -1, values.shape[-1])[order].flatten(0, 1)
 
 
-def _received_attention(attention: Any, given: dict[str, Any]) -> Tensor:
+def _received_attention(
+    attention: Any,
+    states: Tensor,
+    *,
+    cu_seqlens: Tensor,
+    position_embeddings: tuple[Tensor, Tensor],
+    **_: Any,
+) -> Tensor:
     """Mean attention that each patch receives over heads and queries of a layer, `(P,)`."""
-    from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import apply_rotary_pos_emb_vision
-
-    states = given["hidden_states"]
-    num_patches = len(states)
-    queries, keys, _ = (
-        attention.qkv(states).reshape(num_patches, 3, attention.num_heads, -1).unbind(1)
-    )
-    queries, keys = apply_rotary_pos_emb_vision(queries, keys, *given["position_embeddings"])
+    width = (len(states), 3, attention.num_heads, -1)
+    queries, keys, _values = attention.qkv(states).reshape(width).unbind(1)
+    queries, keys = apply_rotary_pos_emb_vision(queries, keys, *position_embeddings)
     logits = torch.einsum("qhd,khd->hqk", queries, keys) * attention.scaling
+    window = torch.bucketize(torch.arange(len(states)), cu_seqlens, right=True)
+    logits = logits.masked_fill(window[:, None] != window, -torch.inf)
     received: Tensor = logits.softmax(dim=-1).mean(dim=(0, 1))
     return received
 
