@@ -57,11 +57,11 @@ class SceneModel(ABC):
 
     patches_per_token: int
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, dtype: torch.dtype = torch.float32) -> None:
         self.processor: Any = AutoProcessor.from_pretrained(folder)
         self.tokenizer: Any = self.processor.tokenizer
         self.model: Any = AutoModelForImageTextToText.from_pretrained(
-            folder, dtype=torch.float32, attn_implementation="sdpa"
+            folder, dtype=dtype, attn_implementation="sdpa"
         ).eval()
         self.folder = folder
         self._embedding = self.model.get_input_embeddings()
@@ -160,8 +160,8 @@ class LlavaScenes(SceneModel):
 
     patches_per_token = 1
 
-    def __init__(self, folder: Path) -> None:
-        super().__init__(folder)
+    def __init__(self, folder: Path, dtype: torch.dtype = torch.float32) -> None:
+        super().__init__(folder, dtype)
         # Only this implementation gives the attention away.
         self.model.model.vision_tower.set_attn_implementation("eager")
 
@@ -173,7 +173,7 @@ class LlavaScenes(SceneModel):
     def see(self, pictures: Sequence[Image.Image]) -> list[Seen]:
         pixels = self.processor.image_processor(list(pictures), return_tensors="pt").pixel_values
         output = self.model.model.vision_tower(
-            pixels, output_hidden_states=True, output_attentions=True
+            pixels.to(self.model.dtype), output_hidden_states=True, output_attentions=True
         )
         layer = self.model.config.vision_feature_layer
         states = [state[:, 1:] for state in output.hidden_states]
@@ -280,10 +280,10 @@ def _received_attention(
     return received
 
 
-def load_model(folder: Path) -> SceneModel:
+def load_model(folder: Path, dtype: torch.dtype = torch.float32) -> SceneModel:
     """Return the model saved in a folder, as a family that is known here."""
     families = {"llava": LlavaScenes, "qwen2_5_vl": QwenScenes}
     kind = AutoConfig.from_pretrained(folder).model_type
     if kind not in families:
         raise ValueError(f"{folder}: model type must be one of {list(families)}, got {kind!r}")
-    return families[kind](folder)
+    return families[kind](folder, dtype)
