@@ -1,6 +1,7 @@
 """Render: result files as Markdown tables and plots, in the document that shows them."""
 
 import argparse
+import os
 import re
 from pathlib import Path
 
@@ -9,7 +10,6 @@ from benchmarks.quality.provenance import ROOT
 from benchmarks.quality.results import read
 from benchmarks.quality.tables import tables
 
-DOCUMENT = ROOT / "docs" / "quality.md"
 FIGURES = ROOT / "docs" / "figures"
 
 
@@ -42,11 +42,15 @@ def main(arguments: argparse.Namespace) -> None:
     """Print the tables, draw the plots, refresh the document."""
     for path in arguments.results:
         results = read(path)
+        figures = plot(results, path.stem, arguments.figures)
         content = tables(results)
         print(content + "\n")
-        for figure in plot(results, path.stem, arguments.figures):
+        for figure in figures:
             print(f"drawn: {figure}")
         if arguments.document is not None:
+            folder = arguments.document.parent
+            shown = [f"![{figure.stem}]({os.path.relpath(figure, folder)})" for figure in figures]
+            parts = [f"### {results['model']['name']}", *shown, content]
             document = arguments.document.read_text(encoding="utf-8")
-            filled = fill_in(document, path.stem, content)
+            filled = fill_in(document, path.stem, "\n\n".join(parts))
             arguments.document.write_text(filled, encoding="utf-8")

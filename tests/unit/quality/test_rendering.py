@@ -1,5 +1,6 @@
 """Results become the tables and plots that documents show."""
 
+import argparse
 from fractions import Fraction
 
 import pytest
@@ -7,7 +8,7 @@ import pytest
 from benchmarks.quality.cases import UNPRUNED, scene_ids
 from benchmarks.quality.plots import plot
 from benchmarks.quality.questions import KINDS
-from benchmarks.quality.render import fill_in
+from benchmarks.quality.render import fill_in, main
 from benchmarks.quality.results import UNPRUNED_NAME, Mark, Table, read, report, write
 from benchmarks.quality.tables import markdown_table, tables
 
@@ -98,3 +99,22 @@ def test_a_document_gets_its_tables_between_its_markers():
 def test_a_document_without_markers_says_which_are_missing():
     with pytest.raises(ValueError, match="<!-- results: x -->"):
         fill_in("nothing", "x", "new")
+
+
+def test_one_command_refreshes_the_document_and_its_figures(tmp_path):
+    write(_results(), tmp_path / "quality-a.json")
+    document = tmp_path / "docs" / "quality.md"
+    document.parent.mkdir()
+    document.write_text("<!-- results: quality-a -->\n<!-- end of quality-a -->\n")
+    arguments = argparse.Namespace(
+        results=[tmp_path / "quality-a.json"],
+        document=document,
+        figures=document.parent / "figures",
+    )
+    main(arguments)
+    text = document.read_text()
+    assert "### a-model" in text
+    assert "![quality-a](figures/quality-a.svg)" in text
+    assert (document.parent / "figures" / "quality-a.svg").exists()
+    main(arguments)
+    assert document.read_text() == text
