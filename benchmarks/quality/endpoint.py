@@ -44,7 +44,7 @@ class Endpoint:
         self.url = url.rstrip("/").removesuffix("/v1")
         self._client = OpenAI(base_url=f"{self.url}/v1", api_key="none", timeout=_TIMEOUT)
         try:
-            served = self._client.models.list().data[0]
+            served = self._client.with_options(max_retries=0).models.list().data[0]
             response = httpx.get(f"{self.url}/v1/pruning", timeout=_TIMEOUT)
         except (APIConnectionError, httpx.HTTPError) as error:
             raise EndpointError(

