@@ -167,7 +167,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--splits", nargs="+", choices=SPLITS, default=list(SPLITS))
     parser.add_argument("--seeds", type=int, default=3, help="seeds of scenes (default: 3)")
     parser.add_argument(
-        "--scenes", type=int, default=40, help="of each seed and split (default: %(default)s)"
+        "--scenes", type=int, default=25, help="of each seed and split (default: %(default)s)"
     )
     parser.add_argument(
         "--concurrency", type=int, default=32, help="requests at once (default: %(default)s)"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.quality import show
 from benchmarks.quality.ablate import mark, select, trials
 from benchmarks.quality.cases import SceneId, scene_ids
 from benchmarks.quality.drawing import draw_scene
@@ -38,17 +40,14 @@ def model() -> SceneModel:
     return load_model(BUNDLED)
 
 
-def _quality(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "benchmarks.quality", *arguments]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-
-
 def _run(bundled: Server, folder: Path) -> dict[str, Any]:
-    done = _quality(
-        *("run", "--server", bundled.url, "--methods", "msdg", "--retentions", "1/9"),
+    command = [
+        *(sys.executable, "-m", "benchmarks.quality", "run", "--server", bundled.url),
+        *("--methods", "msdg", "--retentions", "1/9"),
         *("--scenes", "3", "--seeds", "2", "--splits", "test"),
         *("--answers", str(folder / "answers.jsonl"), "--output", str(folder / "results.json")),
-    )
+    ]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     results: dict[str, Any] = json.loads((folder / "results.json").read_text())
     return results
@@ -102,7 +101,10 @@ def test_a_method_the_server_does_not_know_is_named(bundled: Server) -> None:
 
 
 def test_what_is_kept_and_how_the_encoder_moves_is_drawn(bundled: Server, tmp_path: Path) -> None:
-    done = _quality("show", "--server", bundled.url, "--scenes", "0", "--figures", str(tmp_path))
-    assert done.returncode == 0, done.stderr
+    parser = argparse.ArgumentParser()
+    show.add_arguments(parser)
+    show.main(
+        parser.parse_args(["--server", bundled.url, "--scenes", "0", f"--figures={tmp_path}"])
+    )
     names = sorted(path.name for path in tmp_path.iterdir())
     assert names == ["kept-scenes-llava.png", "updates-scenes-llava.png"]
