@@ -65,7 +65,7 @@ def _facts(results: Mapping[str, Any]) -> str:
     return (
         f"`{results['command']}`, {results['date']}, commit `{results['commit'][:12]}"
         f"{'-dirty' if results['commit'].endswith('-dirty') else ''}`, weights of {model['name']} "
-        f"`{model['weights_sha256'][:12]}`, {number} scenes a split ({scenes['seeds']} seeds), "
+        f"`{model['weights_sha256'][:12]}`, {number} scenes a split ({_count(scenes['seeds'], 'seed')}), "
         f"{results['processor']}; {versions}."
     )
 
@@ -112,6 +112,10 @@ def _with_interval(part: Mapping[str, float | None] | None, sign: str = "") -> s
         return _NOTHING
     value, low, high = (100 * (part[name] or 0.0) for name in ("value", "low", "high"))
     return f"{value:{sign}.1f} [{low:{sign}.1f}, {high:{sign}.1f}]"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def _best(values: list[float | None]) -> float | None:
