@@ -61,11 +61,11 @@ def percent(retention: str) -> str:
 def _facts(results: Mapping[str, Any]) -> str:
     model, scenes = results["model"], results["scenes"]
     versions = ", ".join(f"{name} {number}" for name, number in results["versions"].items())
-    number = scenes["seeds"] * scenes["per_seed"]
+    number, seeds = scenes["seeds"] * scenes["per_seed"], _count(scenes["seeds"], "seed")
     return (
         f"`{results['command']}`, {results['date']}, commit `{results['commit'][:12]}"
         f"{'-dirty' if results['commit'].endswith('-dirty') else ''}`, weights of {model['name']} "
-        f"`{model['weights_sha256'][:12]}`, {number} scenes a split ({_count(scenes['seeds'], 'seed')}), "
+        f"`{model['weights_sha256'][:12]}`, {number} scenes a split ({seeds}), "
         f"{results['processor']}; {versions}."
     )
 
