@@ -25,7 +25,7 @@ SCENES = Table(
     architecture="LlavaForConditionalGeneration",
     encoder=None,
     columns=("scenes",),
-    retentions=(0.333, 0.111),
+    retentions=(0.111,),
     served={"Ours": Setting()},
 )
 

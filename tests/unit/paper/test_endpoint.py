@@ -42,7 +42,7 @@ def test_another_model_is_refused() -> None:
 
 def test_another_architecture_under_the_same_name_is_refused() -> None:
     stranger = replace(LLAVA, architecture="LlavaNextForConditionalGeneration")
-    with pytest.raises(ServerError, match="--served-model-name llava-hf/llava-1.5-7b-hf"):
+    with pytest.raises(ServerError, match=r"--served-model-name llava-hf/llava-1.5-7b-hf"):
         stranger.check(TABLES["llava15"], "Ours")
 
 
