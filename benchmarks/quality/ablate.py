@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from benchmarks.provenance import ROOT
 from benchmarks.quality.cases import SPLITS, UNPRUNED, SceneId, scene_ids
 from benchmarks.quality.drawing import draw_scene
 from benchmarks.quality.inference import Row, SceneModel, Seen, load_model
-from benchmarks.quality.provenance import RESULTS, ROOT, provenance
+from benchmarks.quality.provenance import RESULTS, provenance
 from benchmarks.quality.questions import Question
 from benchmarks.quality.results import UNPRUNED_NAME, Mark, report, write
 from benchmarks.quality.variants import OURS, Variant, ablations

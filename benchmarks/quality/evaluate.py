@@ -10,10 +10,11 @@ from pathlib import Path
 
 import torch
 
+from benchmarks.provenance import ROOT
 from benchmarks.quality.ablate import run_trials
 from benchmarks.quality.cases import RETENTIONS, SPLITS, scene_ids
 from benchmarks.quality.inference import SceneModel, load_model
-from benchmarks.quality.provenance import ROOT, provenance
+from benchmarks.quality.provenance import provenance
 from benchmarks.quality.results import Table, report, write
 from benchmarks.quality.tables import tables
 from benchmarks.quality.variants import OURS, Variant, ablations

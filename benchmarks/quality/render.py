@@ -5,8 +5,8 @@ import os
 import re
 from pathlib import Path
 
+from benchmarks.provenance import ROOT
 from benchmarks.quality.plots import plot
-from benchmarks.quality.provenance import ROOT
 from benchmarks.quality.results import read
 from benchmarks.quality.tables import tables
 

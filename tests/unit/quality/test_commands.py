@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from benchmarks.quality.provenance import ROOT
+from benchmarks.provenance import ROOT
 
 
 def _quality(*arguments):

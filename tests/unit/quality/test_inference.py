@@ -6,11 +6,11 @@ import pytest
 import torch
 from transformers import AutoModelForImageTextToText
 
+from benchmarks.provenance import ROOT
 from benchmarks.quality.ablate import run_trials, select
 from benchmarks.quality.cases import SceneId, scene_ids
 from benchmarks.quality.drawing import draw_scene
 from benchmarks.quality.inference import Row, load_model
-from benchmarks.quality.provenance import ROOT
 from benchmarks.quality.questions import Question
 from benchmarks.quality.variants import OURS, Variant, ablations
 from msdg_vllm.core import analyze_image, select_tokens
