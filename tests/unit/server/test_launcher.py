@@ -64,8 +64,16 @@ def parser() -> Any:
 
 def test_options_become_the_environment_of_all_processes(parser: Any) -> None:
     options = parser.parse_args(
-        "--default-retention 0.25 --default-method random --query-mode none "
-        "--max-request-mb 64".split()
+        [
+            "--default-retention",
+            "0.25",
+            "--default-method",
+            "random",
+            "--query-mode",
+            "none",
+            "--max-request-mb",
+            "64",
+        ]
     )
     environment: dict[str, str] = {}
     apply_options(options, environment)
