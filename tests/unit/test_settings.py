@@ -22,8 +22,12 @@ def test_every_variable_is_read() -> None:
         "MSDG_PROFILE": "encoder.json",
         "MSDG_MAX_REQUEST_MB": "64",
     }
-    expected = Settings(0.222, "none", Path("encoder.json"), 64)
-    assert Settings.from_environment(environment) == expected
+    assert Settings.from_environment(environment) == Settings(
+        default_retention=0.222,
+        query_mode="none",
+        profile_path=Path("encoder.json"),
+        max_request_mb=64,
+    )
 
 
 @pytest.mark.parametrize("text", ["0", "1.5", "nan", "half"])
