@@ -23,8 +23,13 @@ def test_every_variable_is_read() -> None:
         "MSDG_PROFILE": "encoder.json",
         "MSDG_MAX_REQUEST_MB": "64",
     }
-    expected = Settings(0.222, "random", "none", Path("encoder.json"), 64)
-    assert Settings.from_environment(environment) == expected
+    assert Settings.from_environment(environment) == Settings(
+        default_retention=0.222,
+        default_method="random",
+        query_mode="none",
+        profile_path=Path("encoder.json"),
+        max_request_mb=64,
+    )
 
 
 @pytest.mark.parametrize("text", ["0", "1.5", "nan", "half"])
