@@ -43,6 +43,7 @@ class Family(Protocol):
     state_width: int  # of a token's state in the tower
     early_layers: int
     spelling_layer: int
+    mixed_precision: bool  # whether to train linear layers in bfloat16
     opening: str  # what comes before the visual tokens in a chat
     closing: str  # and right after them
 
@@ -88,6 +89,7 @@ class Llava:
     state_width = llava.TOWER_WIDTH
     early_layers = llava.EARLY_LAYERS
     spelling_layer = llava.SPELLING_LAYER
+    mixed_precision = False
     opening = "USER:"
     closing = ""
 
@@ -159,6 +161,7 @@ class Qwen:
     state_width = qwen.PATCHES * qwen.WIDTH
     early_layers = qwen.EARLY_LAYERS
     spelling_layer = qwen.SPELLING_LAYER
+    mixed_precision = True
     opening = "USER:<|vision_start|>"
     closing = "<|vision_end|>"
 
@@ -168,10 +171,12 @@ class Qwen:
     def build(self, tokenizer: PreTrainedTokenizerFast) -> Any:
         model = qwen.build_qwen(tokenizer)
         llava.start_as_a_lookup(model)
+        qwen.start_with_context(model)
         return model
 
     def start(self, model: Any, symbols: Symbols, opening: Tensor) -> None:
         qwen.start_with_places(model, symbols.place_directions, opening)
+        qwen.prepare_mixed_precision(model)
 
     def processor(self, tokenizer: PreTrainedTokenizerFast) -> Any:
         layout = {

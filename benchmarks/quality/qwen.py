@@ -6,10 +6,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 from transformers import (
+    AttentionInterface,
     PreTrainedTokenizerFast,
     Qwen2_5_VLConfig,
     Qwen2_5_VLForConditionalGeneration,
 )
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import apply_rotary_pos_emb_vision
 
 from benchmarks.quality.canvas import AnyForm
@@ -132,6 +135,40 @@ def _start_with_neighbours(model: Qwen2_5_VLForConditionalGeneration) -> None:
         draw(part.weight, 1.0)
 
 
+# For layers and heads of the language model that begin by looking back: how far, and by which
+# waves. The others begin by looking at tokens of the same words.
+_PREVIOUS = (1, slice(0, 4), 4.2)
+_RECENT = (5, slice(3, 6), 2.5)
+_LOOKS_BACK = {(0, 1): _PREVIOUS, (1, 2): _PREVIOUS, (1, 3): _RECENT, (2, 3): _RECENT}
+
+
+@torch.no_grad()
+def start_with_context(model: Qwen2_5_VLForConditionalGeneration) -> None:
+    """Begin where some heads of the language model gather the words just before.
+
+    A question names a colour and a shape; a token that holds both finds the item that has both.
+    Comparing words uses slow waves mostly, so that it does not depend on where they are.
+    """
+    language: Any = model.model.language_model
+    rates = language.rotary_emb.inv_freq
+    slow = torch.tensor([0.4] * 4 + [0.7] * 4 + [1.5] * 8).repeat(2)
+    for number, layer in enumerate(language.layers):
+        attention = layer.self_attn
+        width = attention.head_dim
+        for head in range(attention.num_heads):
+            rows = slice(head * width, (head + 1) * width)
+            query, key = attention.q_proj, attention.k_proj
+            query.weight[rows] *= slow.unsqueeze(1)
+            if (number, head) in _LOOKS_BACK:
+                distance, band, strength = _LOOKS_BACK[number, head]
+                turned = slice(band.start + width // 2, band.stop + width // 2)
+                query.weight[rows] *= 0.2
+                query.bias[rows][band] = strength * (rates[band] * distance).cos()
+                query.bias[rows][turned] = -strength * (rates[band] * distance).sin()
+                key.bias[rows][band] = strength
+            key.weight[rows] = query.weight[rows]
+
+
 @torch.no_grad()
 def start_with_places(
     model: Qwen2_5_VLForConditionalGeneration, places: Tensor, opening: Tensor
@@ -179,6 +216,22 @@ def start_with_places(
             key.weight[rows] += torch.outer(match, word) / length
         value.weight[rows][0] = (first - second) / length
         attention.o_proj.weight[:, head * width] = places[:, axis] / (slope / 2)
+
+
+def _attention_in_full(
+    module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **options: Any
+) -> tuple[Tensor, Any]:
+    with torch.autocast("cpu", enabled=False):
+        return sdpa_attention_forward(
+            module, query.float(), key.float(), value.float(), mask, **options
+        )
+
+
+def prepare_mixed_precision(model: Qwen2_5_VLForConditionalGeneration) -> None:
+    """Keep attention in full precision under autocast: on a CPU its gradient is slower in half."""
+    AttentionInterface.register("sdpa_in_full", _attention_in_full)
+    AttentionMaskInterface.register("sdpa_in_full", sdpa_mask)
+    model.model.language_model.set_attn_implementation("sdpa_in_full")
 
 
 def encode_tokens(
@@ -255,10 +308,12 @@ def _attend(
     query, key, value = mixed.unbind(2)
     query, key = apply_rotary_pos_emb_vision(query, key, cos, sin)
     query, key, value = (part.transpose(1, 2) for part in (query, key, value))  # (B, heads, P, d)
+    query, key, value = query.float(), key.float(), value.float()
     if full or layout is None:
-        seen = functional.scaled_dot_product_attention(
-            query, key, value, attn_mask=None if full else mask
-        )
+        with torch.autocast("cpu", enabled=False):
+            seen = functional.scaled_dot_product_attention(
+                query, key, value, attn_mask=None if full else mask
+            )
     else:
         patches, filled = layout
         num_windows, most = patches.shape
@@ -272,7 +327,8 @@ def _attend(
         keys = None
         if not filled.all():
             keys = filled[None, :, None, None].expand(batch, -1, -1, most, -1).flatten(0, 1)
-        seen = functional.scaled_dot_product_attention(*inside, attn_mask=keys)
+        with torch.autocast("cpu", enabled=False):
+            seen = functional.scaled_dot_product_attention(*inside, attn_mask=keys)
         seen = seen.view(batch, num_windows, _HEADS, most, -1).transpose(1, 2)
         back = torch.empty(number, dtype=torch.long)
         back[patches[filled]] = torch.arange(num_windows * most).view_as(patches)[filled]

@@ -15,12 +15,16 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import PreTrainedTokenizerFast
 
+from benchmarks.quality.packing import PackedQuestions
 from benchmarks.quality.pool import BACKGROUND, MAX_CODE, NAMES
+from benchmarks.quality.questions import KINDS
 from benchmarks.quality.scenes import CHARACTER_WIDTH, CHARACTERS, COLORS
 from benchmarks.quality.tokenizer import PLURALS
 
 _FREQUENCIES = (1, 2, 4, 8)
 _REACH = 6.0  # tokens from a patch to the centre of its item that count as 1
+_SIDES = ("left", "right", "above", "below")
+_SIDE_STRENGTH = 0.5
 
 
 class Symbols(nn.Module):
@@ -44,19 +48,33 @@ class Symbols(nn.Module):
         self.place = nn.Linear(2 + 4 * len(_FREQUENCIES), width, bias=False)
         nn.init.normal_(self.place.weight, 0, 0.6 / width**0.5)
         self._tie_word_forms(tokenizer)
+        self._start_places(tokenizer)
         self.spelling = nn.Linear(tower_width, len(CHARACTERS))
         self.summary = nn.Linear(tower_width, len(COLORS) + len(NAMES))
+        self.whereabouts = nn.Linear(width, 2)
 
     @torch.no_grad()
     def _tie_word_forms(self, tokenizer: PreTrainedTokenizerFast) -> None:
         """Start " circles" and "circle" next to " circle", as trained embeddings would be."""
         table = self.words
         index = tokenizer.convert_tokens_to_ids
-        for word in (*COLORS, *NAMES, "shape"):
+        for word in (*COLORS, *NAMES, "shape", *_SIDES):
             plural = PLURALS.get(word, f"{word}s")
             for form in (word, plural, f" {plural}"):
                 if form in tokenizer.get_vocab():
                     table[index(form)] = 0.9 * table[index(f" {word}")] + 0.3 * table[index(form)]
+
+    @torch.no_grad()
+    def _start_places(self, tokenizer: PreTrainedTokenizerFast) -> None:
+        """Start what is left in the picture as a little " left", and so on for all sides.
+
+        Otherwise comparing the places of two items does not begin to be learnt.
+        """
+        low_x, high_x, low_y, high_y = self.words[
+            torch.tensor(tokenizer.convert_tokens_to_ids([f" {side}" for side in _SIDES]))
+        ]
+        self.place.weight[:, 0] = _SIDE_STRENGTH * (high_x - low_x)
+        self.place.weight[:, 1] = _SIDE_STRENGTH * (high_y - low_y)
 
     @property
     def words(self) -> Tensor:
@@ -185,3 +203,35 @@ def update_size(states: Sequence[Tensor]) -> Tensor:
         for before, after in pairwise(states)
     ]
     return torch.stack(sizes).mean()
+
+
+def whereabouts_loss(
+    symbols: Symbols, hidden: Tensor, packed: PackedQuestions, batch: dict[str, Tensor]
+) -> Tensor:
+    """How badly the place of an item is read where a question about positions names it.
+
+    Comparing two places does not begin to be learnt before the places are known; this teaches
+    the language model to look them up.
+
+    Args:
+        symbols: Holds the reader.
+        hidden: The language model's state half way, `(B, T, D)`.
+        packed: The questions.
+        batch: The truth.
+    """
+    vocabulary = len(symbols.words)
+    name_of, color_of = torch.full((2, vocabulary), -1)
+    name_of[symbols.name_ids] = torch.arange(len(symbols.name_ids))
+    color_of[symbols.color_ids] = torch.arange(len(symbols.color_ids))
+    name = name_of[packed.tokens]
+    color = color_of[packed.tokens].roll(1, dims=1)  # the colour word comes just before
+    row, column = ((packed.kinds == KINDS.index("position")) & (name >= 0)).nonzero(as_tuple=True)
+    if not len(row):
+        return torch.zeros(())
+    meant_name, meant_color = name[row, column, None], color[row, column, None]
+    meant = (batch["names"][row] == meant_name) & (
+        (batch["colors"][row] == meant_color) | (meant_color < 0)
+    )
+    place = batch["centers"][row, meant.int().argmax(1)] * 2 - 1
+    state = functional.normalize(hidden[row, column], dim=-1) * hidden.shape[-1] ** 0.5
+    return functional.mse_loss(symbols.whereabouts(state), place)

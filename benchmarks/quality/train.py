@@ -44,6 +44,7 @@ from benchmarks.quality.symbols import (
     spelling_loss,
     summary_loss,
     update_size,
+    whereabouts_loss,
 )
 
 RUNS = Path(__file__).parent / "runs"
@@ -173,7 +174,7 @@ class Trainer:
             kept = choose_patches(batch["owner"], num_kept, generator)
         tokens = tokens.gather(1, kept.unsqueeze(-1).expand(-1, -1, tokens.shape[-1]))
         positions = self.family.positions(patches.gather(1, kept), form)
-        answer, correct = self._answer_loss(tokens, *positions, scenes, stage, rng)
+        answer, correct = self._answer_loss(tokens, *positions, scenes, batch, stage, rng)
         return answer + alignment, correct
 
     def _symbolic_tokens(self, batch: dict[str, Tensor], generator: torch.Generator) -> Tensor:
@@ -195,6 +196,7 @@ class Trainer:
         before: Tensor,
         start: int,
         scenes: np.ndarray,
+        batch: dict[str, Tensor],
         stage: Stage,
         rng: np.random.Generator,
     ) -> tuple[Tensor, dict[str, float]]:
@@ -206,12 +208,14 @@ class Trainer:
         inputs = torch.cat([opening, visual, closing, embed(packed.tokens)], dim=1)
         num_before = before.shape[-1]
         after = (start + packed.offset).expand(*before.shape[:-2], -1, -1)
-        hidden = self.model.model.language_model(
+        output = self.model.model.language_model(
             inputs_embeds=inputs,
             attention_mask=packed_mask(packed.segment, num_before),
             position_ids=torch.cat([before, after], dim=-1),
             use_cache=False,
-        ).last_hidden_state[:, num_before:]
+            output_hidden_states=True,
+        )
+        hidden = output.last_hidden_state[:, num_before:]
         wanted = packed.labels != IGNORED
         logits = self.model.lm_head(hidden[wanted])
         labels = packed.labels[wanted]
@@ -224,7 +228,12 @@ class Trainer:
             for kind, name in enumerate(KINDS)
             if (kinds == kind).any()
         }
-        return functional.cross_entropy(logits, labels), correct
+        loss = functional.cross_entropy(logits, labels)
+        if stage.name in ("words", "grid"):
+            half_way = output.hidden_states[2][:, num_before:]
+            whereabouts = whereabouts_loss(self.symbols, half_way, packed, batch)
+            loss, correct["where"] = loss + whereabouts, whereabouts.item()
+        return loss, correct
 
 
 def run_folder(name: str) -> Path:
@@ -262,7 +271,8 @@ def _run_stage(trainer: Trainer, stage: Stage, path: Path) -> None:
             scale = min(scale, 0.02 + (1 - step / stage.steps) / stage.cooldown)
         for group in optimizer.param_groups:
             group["lr"] = group["peak"] * scale
-        loss, shown = trainer.loss(stage, step)
+        with torch.autocast("cpu", torch.bfloat16, enabled=trainer.family.mixed_precision):
+            loss, shown = trainer.loss(stage, step)
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
