@@ -72,12 +72,12 @@ class Stage:
 
 
 STAGES = (
-    Stage("words", 400, 32, 8, language_rate=1.5e-3),
-    Stage("grid", 120, 24, 8, language_rate=1e-3),
-    Stage("align", 1100, 32, 0, vision_rate=2e-3),
-    Stage("spell", 600, 32, 0, vision_rate=2e-3),
-    Stage("glimpses", 2400, 32, 6, language_rate=1e-3, vision_rate=1.5e-3, cooldown=0.2),
-    Stage("pictures", 600, 24, 6, language_rate=5e-4, vision_rate=8e-4, cooldown=0.7),
+    Stage("words", 1600, 32, 8, language_rate=1.5e-3),
+    Stage("grid", 300, 24, 8, language_rate=1e-3),
+    Stage("align", 1500, 32, 0, vision_rate=2e-3),
+    Stage("spell", 2500, 32, 0, vision_rate=2e-3),
+    Stage("glimpses", 900, 32, 6, language_rate=3e-4, vision_rate=1.5e-3),
+    Stage("pictures", 800, 24, 6, language_rate=3e-4, vision_rate=1e-3, cooldown=0.7),
 )
 # How many of the 144 patches there are while it is learnt what items look like: all that show
 # anything, and some background. It costs a quarter.
