@@ -14,8 +14,9 @@ from torch import Tensor
 from tqdm import tqdm
 
 from benchmarks.quality.architecture import GRID
-from benchmarks.quality.evaluate import PROFILE, Model
+from benchmarks.quality.drawing import draw_scene
 from benchmarks.quality.export import MODELS
+from benchmarks.quality.inference import PROFILE, SceneModel, load_model
 from benchmarks.quality.pool import patch_owners
 from benchmarks.quality.scenes import Scene, sample_scene
 from msdg_vllm.profiles import EncoderProfile
@@ -34,12 +35,13 @@ def foreground_recall(magnitude: Tensor, foreground: Tensor) -> float:
     return float(covered.mean())
 
 
-def encoder_states(model: Model, scenes: list[Scene]) -> list[Tensor]:
+def encoder_states(model: SceneModel, scenes: list[Scene]) -> list[Tensor]:
     """Return the state entering each layer for all scenes, `(S, N, d)` each."""
-    parts = []
+    states = []
     for first in tqdm(range(0, len(scenes), _AT_ONCE), desc="encoding"):
-        parts.append(model.see(scenes[first : first + _AT_ONCE])[1])
-    return [torch.cat(layer).float() for layer in zip(*parts, strict=True)]
+        pictures = [draw_scene(scene) for scene in scenes[first : first + _AT_ONCE]]
+        states += [seen.states for seen in model.see(pictures)]
+    return [torch.stack(layer).float() for layer in zip(*states, strict=True)]
 
 
 def calibrate(states: list[Tensor], foreground: Tensor, width: int) -> EncoderProfile:
@@ -87,7 +89,9 @@ def main() -> None:
     torch.set_num_threads(arguments.threads)
     scenes = [sample_scene(number, "train") for number in range(arguments.scenes)]
     foreground = torch.from_numpy(np.stack([patch_owners(s, GRID) >= 0 for s in scenes]))
-    profile = calibrate(encoder_states(Model(arguments.model), scenes), foreground, arguments.width)
+    profile = calibrate(
+        encoder_states(load_model(arguments.model), scenes), foreground, arguments.width
+    )
     profile.save(arguments.model / PROFILE)
     print(profile.to_json())
 

@@ -1,23 +1,29 @@
 """The bundled model is the one that was committed, loads as it is, and answers."""
 
+from fractions import Fraction
+
 import pytest
 import torch
 from transformers import AutoProcessor, AutoTokenizer, LlavaForConditionalGeneration
 
+from benchmarks.quality.ablate import run_trials
+from benchmarks.quality.cases import scene_ids
 from benchmarks.quality.drawing import draw_scene
-from benchmarks.quality.evaluate import PROFILE, Model, accuracies
+from benchmarks.quality.evaluate import pruned_settings
 from benchmarks.quality.export import HASHES, MODELS, WEIGHTS, sha256
+from benchmarks.quality.inference import PROFILE, Row, SceneModel, load_model
 from benchmarks.quality.pool import question_tokens
 from benchmarks.quality.questions import ask_one_of_each
 from benchmarks.quality.scenes import sample_scene
+from benchmarks.quality.variants import OURS
 from msdg_vllm.profiles import EncoderProfile
 
 FOLDER = MODELS / "scenes-llava"
 
 
 @pytest.fixture(scope="module")
-def model() -> Model:
-    return Model(FOLDER)
+def model() -> SceneModel:
+    return load_model(FOLDER)
 
 
 def _chat(processor, question):
@@ -46,7 +52,7 @@ def test_the_processor_makes_one_placeholder_per_visual_token(model):
         picture = draw_scene(sample_scene(0, "test")).resize(size)
         inputs = processor(images=picture, text="USER:<image>\nHello\n", return_tensors="pt")
         assert inputs.pixel_values.shape == (1, 3, 96, 96)
-        assert (inputs.input_ids == model.llava.config.image_token_id).sum() == 144
+        assert (inputs.input_ids == model.model.config.image_token_id).sum() == 144
 
 
 def test_a_chat_request_has_the_tokens_of_training():
@@ -60,8 +66,8 @@ def test_a_chat_request_has_the_tokens_of_training():
 
 def test_the_profile_names_layers_the_tower_has(model):
     profile = EncoderProfile.load(FOLDER / PROFILE)
-    assert max(profile.layers) <= model.llava.config.vision_config.num_hidden_layers - 1
-    assert profile.sink_coordinate < model.llava.config.vision_config.hidden_size
+    assert max(profile.layers) <= model.model.config.vision_config.num_hidden_layers - 1
+    assert profile.sink_coordinate < model.model.config.vision_config.hidden_size
 
 
 @torch.inference_mode()
@@ -69,17 +75,20 @@ def test_generation_says_what_evaluation_counts(model):
     """Greedy decoding through transformers' own path agrees with the teacher-forced count."""
     scene = sample_scene(7, "test")
     questions = ask_one_of_each(scene)
-    visual, _ = model.see([scene])
-    counted = model.correct(visual.expand(len(questions), -1, -1), questions)
+    (seen,) = model.see([draw_scene(scene)])
+    everything = torch.arange(len(seen.visual))
+    counted = model.right([Row(seen, everything, question) for question in questions])
     for question, right in zip(questions, counted, strict=True):
         inputs = model.processor(
             images=draw_scene(scene), text=_chat(model.processor, question), return_tensors="pt"
         )
-        output = model.llava.generate(**inputs)[0, inputs.input_ids.shape[1] :]
+        output = model.model.generate(**inputs)[0, inputs.input_ids.shape[1] :]
         said = model.processor.tokenizer.decode(output, skip_special_tokens=True)
         assert (said == question.answer) == right
 
 
 def test_it_answers_scenes_it_was_never_shown_better_than_guessing(model):
-    accuracy = accuracies(model, "test", 64, {"1/3": ("msdg", 1 / 3)})["1/3"]
-    assert accuracy["overall"] > 0.5
+    ours = {OURS: (pruned_settings(model)[OURS][0], {Fraction(1, 3)})}
+    marks = run_trials(model, scene_ids(["test"], 1, 64), ours)
+    right = [mark.right for mark in marks if mark.name == OURS]
+    assert sum(right) / len(right) > 0.5

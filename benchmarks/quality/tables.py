@@ -1,0 +1,128 @@
+"""Tables: results as Markdown, laid out as the paper's tables are."""
+
+from collections.abc import Mapping
+from fractions import Fraction
+from typing import Any
+
+from benchmarks.quality.questions import KINDS
+from benchmarks.quality.results import UNPRUNED_NAME
+
+Entry = Mapping[str, Any]
+_NOTHING = "–"
+_SPLIT_TITLES = {"test": "test scenes", "held_out": "held-out pairs"}
+
+
+def tables(results: Mapping[str, Any]) -> str:
+    """Return every table of a result file for every split."""
+    splits = results["scenes"]["splits"]
+    parts = [_facts(results)]
+    for split in splits:
+        for table in results["tables"]:
+            parts.append(f"**{table['title']}, {_SPLIT_TITLES[split]}**")
+            parts.append(markdown_table(results, table, split))
+    return "\n\n".join(parts)
+
+
+def markdown_table(results: Mapping[str, Any], table: Mapping[str, Any], split: str) -> str:
+    """Return one table: a block per retention, a row per method or variant.
+
+    Accuracy in percent; relative accuracy and the difference to the reference with 95 %
+    intervals. The best relative accuracy of a block is bold, as in the paper.
+    """
+    entries = {
+        (entry["name"], entry["retention"]): entry
+        for entry in results["entries"]
+        if entry["split"] == split
+    }
+    reference = results["reference"]
+    last = [f"− {reference}"] if reference else []
+    heads = ["", *KINDS, "overall", "RelAcc.", *last]
+    lines = [_line(heads), "|---|" + "---:|" * (len(heads) - 1)]
+    lines.append(_line([UNPRUNED_NAME, *_cells(entries[UNPRUNED_NAME, "1"], False, bool(last))]))
+    for retention in table["retentions"]:
+        block = [(label, entries[name, retention]) for label, name in table["rows"]]
+        lines.append(_line([f"*{retention} ({percent(retention)})*", *[""] * (len(heads) - 1)]))
+        best = _best([entry["relative"]["value"] for _, entry in block])
+        for label, entry in block:
+            is_best = entry["relative"]["value"] is not None and (
+                _tenths(entry["relative"]["value"]) == best
+            )
+            shown = f"**{label}**" if entry["name"] == table["default"] else label
+            lines.append(_line([shown, *_cells(entry, is_best, bool(last))]))
+    if table["with_mean"]:
+        lines += _mean_block(entries, table, len(heads), bool(last))
+    return "\n".join(lines)
+
+
+def percent(retention: str) -> str:
+    return f"{float(100 * Fraction(retention)):.1f} %"
+
+
+def _facts(results: Mapping[str, Any]) -> str:
+    model, scenes = results["model"], results["scenes"]
+    versions = ", ".join(f"{name} {number}" for name, number in results["versions"].items())
+    number = scenes["seeds"] * scenes["per_seed"]
+    return (
+        f"`{results['command']}`, {results['date']}, commit `{results['commit'][:12]}"
+        f"{'-dirty' if results['commit'].endswith('-dirty') else ''}`, weights of {model['name']} "
+        f"`{model['weights_sha256'][:12]}`, {number} scenes a split ({scenes['seeds']} seeds), "
+        f"{results['processor']}; {versions}."
+    )
+
+
+def _mean_block(
+    entries: Mapping[tuple[str, str], Entry],
+    table: Mapping[str, Any],
+    width: int,
+    has_difference: bool,
+) -> list[str]:
+    """The mean relative accuracy over the retentions, the paper's last column."""
+    lines = [_line(["*mean of the retentions*", *[""] * (width - 1)])]
+    means = {}
+    for _, name in table["rows"]:
+        values = [entries[name, r]["relative"]["value"] for r in table["retentions"]]
+        means[name] = None if None in values else sum(values) / len(values)
+    best = _best(list(means.values()))
+    for label, name in table["rows"]:
+        mean = means[name]
+        text = _NOTHING if mean is None else f"{100 * mean:.1f}"
+        if mean is not None and _tenths(mean) == best:
+            text = f"**{text}**"
+        shown = f"**{label}**" if name == table["default"] else label
+        blank = [""] * (len(KINDS) + 1)
+        lines.append(_line([shown, *blank, text, *([""] if has_difference else [])]))
+    return lines
+
+
+def _cells(entry: Entry, is_best: bool, has_difference: bool) -> list[str]:
+    numbers = [entry["accuracy"][kind]["value"] for kind in KINDS]
+    numbers.append(entry["overall"]["value"])
+    cells = [_NOTHING if number is None else f"{100 * number:.1f}" for number in numbers]
+    relative = _with_interval(entry["relative"])
+    cells.append(f"**{relative}**" if is_best else relative)
+    if has_difference:
+        cells.append(_with_interval(entry["difference"], "+"))
+    return cells
+
+
+def _with_interval(part: Mapping[str, float | None] | None, sign: str = "") -> str:
+    if part is None:
+        return ""
+    if part["value"] is None:
+        return _NOTHING
+    value, low, high = (100 * (part[name] or 0.0) for name in ("value", "low", "high"))
+    return f"{value:{sign}.1f} [{low:{sign}.1f}, {high:{sign}.1f}]"
+
+
+def _best(values: list[float | None]) -> float | None:
+    known = [_tenths(value) for value in values if value is not None]
+    return max(known, default=None)
+
+
+def _tenths(value: float) -> float:
+    """The precision that is shown: what looks equal is equally good."""
+    return round(100 * value, 1)
+
+
+def _line(cells: list[str]) -> str:
+    return "| " + " | ".join(cells) + " |"

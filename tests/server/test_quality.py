@@ -1,0 +1,108 @@
+"""The quality benchmark against a real server that serves the bundled model."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.quality.ablate import mark, select, trials
+from benchmarks.quality.cases import SceneId, scene_ids
+from benchmarks.quality.drawing import draw_scene
+from benchmarks.quality.endpoint import Endpoint, EndpointError, picture_url
+from benchmarks.quality.inference import SceneModel, load_model
+from benchmarks.quality.provenance import ROOT, weights_hash
+from benchmarks.quality.questions import KINDS
+from benchmarks.quality.variants import OURS, Variant
+from tests.server.running import Server, running_server
+
+BUNDLED = ROOT / "models" / "scenes-llava"
+NINTH = Fraction(1, 9)
+
+
+@pytest.fixture(scope="module")
+def bundled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    log = tmp_path_factory.mktemp("bundled") / "server.log"
+    with running_server(BUNDLED, log) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def model() -> SceneModel:
+    return load_model(BUNDLED)
+
+
+def _quality(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "benchmarks.quality", *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+def _run(bundled: Server, folder: Path) -> dict[str, Any]:
+    done = _quality(
+        *("run", "--server", bundled.url, "--methods", "msdg", "--retentions", "1/9"),
+        *("--scenes", "3", "--seeds", "2", "--splits", "test"),
+        *("--answers", str(folder / "answers.jsonl"), "--output", str(folder / "results.json")),
+    )
+    assert done.returncode == 0, done.stderr
+    results: dict[str, Any] = json.loads((folder / "results.json").read_text())
+    return results
+
+
+def test_a_run_scores_every_question_and_a_second_one_asks_nothing(
+    bundled: Server, tmp_path: Path
+) -> None:
+    results = _run(bundled, tmp_path)
+    num_questions = sum(len(scene.questions()) for scene in scene_ids(["test"], 2, 3))
+    assert [(e["name"], e["retention"], e["questions"]) for e in results["entries"]] == [
+        ("unpruned", "1", num_questions),
+        ("msdg", "1/9", num_questions),
+    ]
+    assert results["model"]["weights_sha256"] == weights_hash(BUNDLED)
+    assert results["visual_tokens"] == {"1": 144.0, "1/9": 16.0}
+    assert results["asked"]["questions"] == 2 * num_questions
+    again = _run(bundled, tmp_path)
+    assert again["asked"]["questions"] == 0
+    assert again["entries"] == results["entries"]
+
+
+def test_this_process_and_the_endpoint_keep_the_same_tokens_and_agree_on_the_answers(
+    bundled: Server, model: SceneModel
+) -> None:
+    endpoint = Endpoint(bundled.url)
+    ours = Variant(OURS, OURS, model.profile)
+    scenes = [SceneId("held_out", 0, number) for number in range(4)]
+    pictures = [draw_scene(scene.scene()) for scene in scenes]
+    agreed = []
+    for scene, picture, seen in zip(scenes, pictures, model.see(pictures), strict=True):
+        questions = scene.questions()
+        kept = select(model, seen, questions, ours, [NINTH])[NINTH]
+        asked = list(trials(model, scene, seen, {OURS: (ours, {NINTH})}))
+        marks = {(m.kind, m.name): m.right for m in mark(model, scene, seen, asked)}
+        for question, indices in zip(questions, kept, strict=True):
+            url = picture_url(picture)
+            said = endpoint.ask(url, question.text, "msdg", NINTH, explain=True)
+            assert said.explanation is not None
+            assert endpoint.explanation(said.explanation)["kept"] == indices.tolist()
+            agreed.append((said.text == question.answer) == marks[question.kind, OURS])
+            whole = endpoint.ask(url, question.text, "msdg")
+            agreed.append((whole.text == question.answer) == marks[question.kind, "unpruned"])
+    assert len(agreed) > 2 * len(KINDS)
+    assert all(agreed)
+
+
+def test_a_method_the_server_does_not_know_is_named(bundled: Server) -> None:
+    with pytest.raises(EndpointError, match="does not know fastv; it offers msdg"):
+        Endpoint(bundled.url).check_methods(["fastv"])
+
+
+def test_what_is_kept_and_how_the_encoder_moves_is_drawn(bundled: Server, tmp_path: Path) -> None:
+    done = _quality("show", "--server", bundled.url, "--scenes", "0", "--figures", str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert names == ["kept-scenes-llava.png", "updates-scenes-llava.png"]
