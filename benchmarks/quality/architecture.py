@@ -91,8 +91,10 @@ def _start_with_neighbours(model: LlavaForConditionalGeneration) -> None:
     """Begin where patches attend to patches that are near and look alike.
 
     Places are waves along both axes, as strong as the patches themselves, and queries equal keys.
-    Otherwise a tower this narrow spends its training on finding out which patches touch. Layers
-    after the early ones begin by changing nothing, so that training can leave them out at first.
+    Otherwise a tower this narrow spends its training on finding out which patches touch. In the
+    early layers two heads look one or two patches to the left and to the right: heads that look
+    both ways alike tell which characters a sign has, but not in which order. Layers after the
+    early ones begin by changing nothing, so that training can leave them out at first.
     """
     tower: Any = model.model.vision_tower
     # Its own generator: what is drawn here changes nothing that is drawn elsewhere.
@@ -110,9 +112,30 @@ def _start_with_neighbours(model: LlavaForConditionalGeneration) -> None:
         attention = layer.self_attn
         attention.q_proj.weight.normal_(0, 0.06, generator=generator)
         attention.k_proj.weight.copy_(attention.q_proj.weight)
+    width = tower.config.hidden_size // tower.config.num_attention_heads
+    for number, layer in enumerate(tower.encoder.layers[: EARLY_LAYERS - 1]):
+        attention = layer.self_attn
+        reach = 1 + number % 2
+        for head, shift in enumerate((reach, -reach)):
+            rows = slice(head * width, (head + 1) * width)
+            # A key that is turned by `shift` columns equals the query of the patch that many away.
+            attention.q_proj.weight[rows] *= 1.7
+            attention.k_proj.weight[rows] = attention.q_proj.weight[rows] @ _turned(rates, shift)
     for layer in tower.encoder.layers[EARLY_LAYERS:]:
         layer.self_attn.out_proj.weight.zero_()
         layer.mlp.fc2.weight.zero_()
+
+
+def _turned(rates: torch.Tensor, shift: int) -> torch.Tensor:
+    """Return the matrix that turns the waves of a place into those `shift` columns further on."""
+    num_waves = len(rates)
+    matrix = torch.eye(4 * num_waves)
+    sines = torch.arange(2 * num_waves, 3 * num_waves)
+    cosines = sines + num_waves
+    matrix[sines, sines] = matrix[cosines, cosines] = (rates * shift).cos()
+    matrix[sines, cosines] = (rates * shift).sin()
+    matrix[cosines, sines] = -(rates * shift).sin()
+    return matrix
 
 
 def encode_pictures(

@@ -49,7 +49,7 @@ class Symbols(nn.Module):
         nn.init.normal_(self.place.weight, 0, 0.6 / width**0.5)
         self._tie_word_forms(tokenizer)
         self._start_places(tokenizer)
-        self.spelling = nn.Linear(tower_width, len(CHARACTERS))
+        self.spelling = nn.Linear(tower_width, MAX_CODE * len(CHARACTERS))
         self.summary = nn.Linear(tower_width, len(COLORS) + len(NAMES))
         self.whereabouts = nn.Linear(width, 2)
 
@@ -157,10 +157,11 @@ def sum_of_readings(readings: Sequence[tuple[Tensor, Tensor, Tensor]]) -> Tensor
 def spelling_loss(
     symbols: Symbols, states: Tensor, columns: Tensor, batch: dict[str, Tensor]
 ) -> Tensor:
-    """How badly the character under each patch of a sign is read from the patch's early state.
+    """How badly each patch of a sign tells from its early state which character it shows, and
+    whether that is the first, second or third.
 
     A sign's tokens shall spell the whole code. That hardly starts to be learnt before single
-    characters are known, and this teaches them.
+    characters and their places are known; then it takes no more than adding them up.
 
     Args:
         symbols: Holds the reader.
@@ -180,7 +181,7 @@ def spelling_loss(
     x = columns[row, patch]
     place = ((x - batch["centers"][row, item, 0]) / CHARACTER_WIDTH + (length - 1) / 2).round()
     place = torch.minimum(place.long().clamp(min=0), length - 1)
-    wanted = code.gather(1, place.unsqueeze(1)).squeeze(1)
+    wanted = place * len(CHARACTERS) + code.gather(1, place.unsqueeze(1)).squeeze(1)
     return functional.cross_entropy(symbols.spelling(states[row, patch]), wanted)
 
 

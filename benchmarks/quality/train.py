@@ -75,7 +75,7 @@ STAGES = (
     Stage("words", 1600, 32, 8, language_rate=1.5e-3),
     Stage("grid", 300, 24, 8, language_rate=1e-3),
     Stage("align", 1500, 32, 0, vision_rate=2e-3),
-    Stage("spell", 2500, 32, 0, vision_rate=2e-3),
+    Stage("spell", 1500, 32, 0, vision_rate=2e-3),
     Stage("glimpses", 900, 32, 6, language_rate=3e-4, vision_rate=1.5e-3),
     Stage("pictures", 800, 24, 6, language_rate=3e-4, vision_rate=1e-3, cooldown=0.7),
 )
@@ -83,7 +83,7 @@ STAGES = (
 # anything, and some background. It costs a quarter.
 _GLIMPSE = 44
 # Layers after the early ones shall change only what they must.
-_UPDATE_COST = 0.02
+_UPDATE_COST = 0.005
 
 
 class Trainer:
