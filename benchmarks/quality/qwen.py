@@ -131,8 +131,8 @@ def _start_with_neighbours(model: Qwen2_5_VLForConditionalGeneration) -> None:
         for part in (layer.mlp.gate_proj, layer.mlp.up_proj):
             draw(part.weight, 1.0)
         draw(layer.mlp.down_proj.weight, 0.7 * early)
-    for part in (tower.merger.mlp[0], tower.merger.mlp[2]):
-        draw(part.weight, 1.0)
+    draw(tower.merger.mlp[0].weight, 1.0)
+    draw(tower.merger.mlp[2].weight, 0.1)  # tokens about as long as words
 
 
 # For layers and heads of the language model that begin by looking back: how far, and by which
