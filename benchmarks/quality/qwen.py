@@ -197,9 +197,7 @@ def start_with_places(
     bands = ((3, slice(10, 13)), (2, slice(6, 8)))  # columns, then rows
     for axis, (head, band) in enumerate(bands):
         rows = slice(head * width, (head + 1) * width)
-        query, key, value = (
-            getattr(attention, name) for name in ("q_proj", "k_proj", "v_proj")
-        )
+        query, key, value = (getattr(attention, name) for name in ("q_proj", "k_proj", "v_proj"))
         for part in (query, key, value):
             part.weight[rows] *= 0.0
         attention.o_proj.weight[:, rows] *= 0.0

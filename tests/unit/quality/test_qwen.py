@@ -1,11 +1,15 @@
 """What training does with the Qwen2.5-VL style model is what stock transformers does with it."""
 
+import copy
+
 import numpy as np
 import pytest
 import torch
 from PIL import Image
+from transformers import AutoProcessor, Qwen2_5_VLForConditionalGeneration
 
 from benchmarks.quality.drawing import draw_scene
+from benchmarks.quality.export import export
 from benchmarks.quality.families import FAMILIES
 from benchmarks.quality.pool import patch_owners, question_tokens
 from benchmarks.quality.qwen import CANVAS, encode_tokens
@@ -171,3 +175,24 @@ def test_offsets_lead_from_each_patch_to_its_item():
         right, down = offsets[0, patch, int(owner[patch])].tolist()
         assert (patch % columns + 0.5 + right) / columns == pytest.approx(item.x, abs=1e-5)
         assert (patch // columns + 0.5 + down) / rows == pytest.approx(item.y, abs=1e-5)
+
+
+@torch.inference_mode()
+def test_an_export_is_what_stock_classes_load(model, tmp_path):
+    picture = draw_scene(sample_scene(5))
+    export(QWEN, copy.deepcopy(model), tmp_path)
+    loaded, loading = Qwen2_5_VLForConditionalGeneration.from_pretrained(
+        tmp_path, dtype=torch.float32, output_loading_info=True
+    )
+    assert not any(loading[name] for name in ("missing_keys", "unexpected_keys"))
+    processor = AutoProcessor.from_pretrained(tmp_path)
+    parts = [{"type": "image"}, {"type": "text", "text": "Is there a sign?"}]
+    chat = processor.apply_chat_template(
+        [{"role": "user", "content": parts}], add_generation_prompt=True
+    )
+    assert chat == f"{QWEN.opening}<|image_pad|>{QWEN.closing}\nIs there a sign?\nASSISTANT:\n"
+    inputs = processor(images=picture, text=chat, return_tensors="pt")
+    rows, columns = CANVAS.form(*picture.size)
+    assert (inputs.input_ids == loaded.config.image_token_id).sum() == rows * columns
+    said = loaded.eval()(**inputs).logits[0, -1]
+    torch.testing.assert_close(said, model(**inputs).logits[0, -1], atol=0.05, rtol=0.05)
