@@ -2,8 +2,9 @@
 
 The token of a patch that shows an item is the sum of the embeddings of the item's words (colour,
 name, and that it is a shape if it is one), of the characters of its code by place, and of where
-the item is: in the picture, or as seen from the patch if the language model knows where that is. Sums train the language model before any picture is seen, and are then what the tower
-learns to produce from pixels.
+the item is: in the picture, or as seen from the patch if the language model knows where that is.
+Sums train the language model before any picture is seen, and are then what the tower learns to
+produce from pixels.
 """
 
 import math

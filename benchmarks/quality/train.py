@@ -27,6 +27,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 from tqdm import tqdm
+
 from benchmarks.quality.families import FAMILIES, Form
 from benchmarks.quality.packing import (
     IGNORED,

@@ -12,8 +12,8 @@ from benchmarks.quality.drawing import draw_scene
 from benchmarks.quality.export import export
 from benchmarks.quality.families import FAMILIES
 from benchmarks.quality.pool import patch_owners, question_tokens
-from benchmarks.quality.qwen import CANVAS, encode_tokens
 from benchmarks.quality.questions import ask_one_of_each
+from benchmarks.quality.qwen import CANVAS, encode_tokens
 from benchmarks.quality.scenes import sample_scene
 from benchmarks.quality.symbols import Symbols
 from benchmarks.quality.tokenizer import QWEN_TOKENS, build_tokenizer
