@@ -68,7 +68,8 @@ def calibrate(
     def magnitude(first: int, second: int) -> Tensor:
         """Of the update of each patch, as a mean over the patches of a token, `(S, N)`."""
         moved = (states[second] - states[first]).norm(dim=-1)
-        return moved.unflatten(1, (foreground.shape[1], -1)).mean(-1)
+        tokens: Tensor = moved.unflatten(1, (foreground.shape[1], -1)).mean(-1)
+        return tokens
 
     updates = [magnitude(n, n + 1) for n in range(last)]
     ratios = [float((u.amax(1) / u.median(1).values.clamp(min=_TINY)).mean()) for u in updates]

@@ -85,7 +85,7 @@ class Family(Protocol):
 class Llava:
     """LLaVA-1.5: pictures squashed to a square, positions in a row."""
 
-    canvas = Square(llava.IMAGE_SIDE, llava.GRID)
+    canvas: Canvas = Square(llava.IMAGE_SIDE, llava.GRID)
     state_width = llava.TOWER_WIDTH
     early_layers = llava.EARLY_LAYERS
     spelling_layer = llava.SPELLING_LAYER
@@ -157,7 +157,7 @@ class Llava:
 class Qwen:
     """Qwen2.5-VL: pictures of their own form, positions by row and column."""
 
-    canvas = qwen.CANVAS
+    canvas: Canvas = qwen.CANVAS
     state_width = qwen.PATCHES * qwen.WIDTH
     early_layers = qwen.EARLY_LAYERS
     spelling_layer = qwen.SPELLING_LAYER

@@ -315,18 +315,18 @@ def _attend(
     else:
         patches, filled = layout
         num_windows, most = patches.shape
-        inside = [
+        query, key, value = (
             part[:, :, patches.flatten()]
             .view(batch, _HEADS, num_windows, most, -1)
             .transpose(1, 2)
             .flatten(0, 1)
             for part in (query, key, value)
-        ]
+        )
         keys = None
         if not filled.all():
             keys = filled[None, :, None, None].expand(batch, -1, -1, most, -1).flatten(0, 1)
         with torch.autocast("cpu", enabled=False):
-            seen = functional.scaled_dot_product_attention(*inside, attn_mask=keys)
+            seen = functional.scaled_dot_product_attention(query, key, value, attn_mask=keys)
         seen = seen.view(batch, num_windows, _HEADS, most, -1).transpose(1, 2)
         back = torch.empty(number, dtype=torch.long)
         back[patches[filled]] = torch.arange(num_windows * most).view_as(patches)[filled]
