@@ -60,13 +60,13 @@ def build_llava(tokenizer: PreTrainedTokenizerFast) -> LlavaForConditionalGenera
         tie_word_embeddings=False,
     )
     model = LlavaForConditionalGeneration(config)
-    _start_as_a_lookup(model)
+    start_as_a_lookup(model)
     _start_with_neighbours(model)
     return model
 
 
 @torch.no_grad()
-def _start_as_a_lookup(model: LlavaForConditionalGeneration) -> None:
+def start_as_a_lookup(model: Any) -> None:
     """Begin where tokens attend to tokens of the same words and say the words they find there.
 
     Queries equal keys, values are copied as they are, and the output layer reads the words of the

@@ -6,6 +6,7 @@ saliency window is the late one whose most updated tokens cover most of the fore
 """
 
 import argparse
+from collections import defaultdict
 from pathlib import Path
 
 import numpy as np
@@ -13,10 +14,9 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from benchmarks.quality.architecture import GRID
 from benchmarks.quality.drawing import draw_scene
 from benchmarks.quality.export import MODELS
-from benchmarks.quality.inference import PROFILE, SceneModel, load_model
+from benchmarks.quality.inference import PROFILE, SceneModel, Seen, load_model
 from benchmarks.quality.pool import patch_owners
 from benchmarks.quality.scenes import Scene, sample_scene
 from msdg_vllm.profiles import EncoderProfile
@@ -35,19 +35,43 @@ def foreground_recall(magnitude: Tensor, foreground: Tensor) -> float:
     return float(covered.mean())
 
 
-def encoder_states(model: SceneModel, scenes: list[Scene]) -> list[Tensor]:
-    """Return the state entering each layer for all scenes, `(S, N, d)` each."""
-    states = []
+def encoder_states(model: SceneModel, scenes: list[Scene]) -> tuple[list[Tensor], Tensor]:
+    """Return the state entering each layer, `(S, P, d)` each, and the foreground, `(S, N)`.
+
+    Of scenes whose picture has the form that most have.
+    """
+    encoded: dict[tuple[int, int], list[tuple[Scene, Seen]]] = defaultdict(list)
     for first in tqdm(range(0, len(scenes), _AT_ONCE), desc="encoding"):
-        pictures = [draw_scene(scene) for scene in scenes[first : first + _AT_ONCE]]
-        states += [seen.states for seen in model.see(pictures)]
-    return [torch.stack(layer).float() for layer in zip(*states, strict=True)]
+        part = scenes[first : first + _AT_ONCE]
+        for scene, seen in zip(part, model.see([draw_scene(s) for s in part]), strict=True):
+            encoded[seen.grid].append((scene, seen))
+    form = max(encoded, key=lambda form: len(encoded[form]))
+    alike = encoded[form]
+    layers = zip(*(seen.states for _, seen in alike), strict=True)
+    owners = np.stack([patch_owners(scene, *form) for scene, _ in alike])
+    return [torch.stack(layer).float() for layer in layers], torch.from_numpy(owners >= 0)
 
 
-def calibrate(states: list[Tensor], foreground: Tensor, width: int) -> EncoderProfile:
-    """Return the profile; states past the one the projector reads are never used."""
+def calibrate(
+    states: list[Tensor], foreground: Tensor, width: int, output_layer: int
+) -> EncoderProfile:
+    """Return the profile.
+
+    Args:
+        states: The state entering each layer, and the last one's output, `(S, P, d)` each.
+        foreground: Which tokens show items, `(S, N)`; P is a multiple of N.
+        width: Updates in the saliency window.
+        output_layer: The state the projector reads; states past it are never used.
+    """
     last = len(states) - 2
-    updates = [(states[n + 1] - states[n]).norm(dim=-1) for n in range(last)]
+
+    def magnitude(first: int, second: int) -> Tensor:
+        """Of the update of each patch, as a mean over the patches of a token, `(S, N)`."""
+        moved = (states[second] - states[first]).norm(dim=-1)
+        tokens: Tensor = moved.unflatten(1, (foreground.shape[1], -1)).mean(-1)
+        return tokens
+
+    updates = [magnitude(n, n + 1) for n in range(last)]
     ratios = [float((u.amax(1) / u.median(1).values.clamp(min=_TINY)).mean()) for u in updates]
     # The last update would leave no state after it to look at.
     sink_layer = int(np.argmax(ratios[:-1]))
@@ -64,7 +88,7 @@ def calibrate(states: list[Tensor], foreground: Tensor, width: int) -> EncoderPr
         print(f"{layer:>5} {foreground_recall(update, foreground):>7.3f} {ratio:>10.2f}")
     windows = {}
     for first in range(last - width + 1):
-        moved = (states[first + width] - states[first]).norm(dim=-1)
+        moved = magnitude(first, first + width)
         windows[(first, first + width)] = foreground_recall(moved, foreground)
         print(
             f"window {first:>2} -> {first + width:>2}: recall {windows[first, first + width]:.3f}"
@@ -76,6 +100,7 @@ def calibrate(states: list[Tensor], foreground: Tensor, width: int) -> EncoderPr
         sink_layer=sink_layer,
         sink_coordinate=coordinate,
         sink_threshold=round(threshold, 3),
+        output_layer=None if output_layer == last else output_layer,
     )
 
 
@@ -88,10 +113,9 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     scenes = [sample_scene(number, "train") for number in range(arguments.scenes)]
-    foreground = torch.from_numpy(np.stack([patch_owners(s, GRID) >= 0 for s in scenes]))
-    profile = calibrate(
-        encoder_states(load_model(arguments.model), scenes), foreground, arguments.width
-    )
+    model = load_model(arguments.model)
+    states, foreground = encoder_states(model, scenes)
+    profile = calibrate(states, foreground, arguments.width, model.output_layer)
     profile.save(arguments.model / PROFILE)
     print(profile.to_json())
 

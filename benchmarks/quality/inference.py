@@ -77,6 +77,11 @@ class SceneModel(ABC):
     def num_layers(self) -> int:
         """L, the number of the encoder's layers."""
 
+    @property
+    @abstractmethod
+    def output_layer(self) -> int:
+        """Which state the projector reads; L is the last layer's output."""
+
     @abstractmethod
     def see(self, pictures: Sequence[Image.Image]) -> list[Seen]:
         """Encode pictures."""
@@ -169,6 +174,11 @@ class LlavaScenes(SceneModel):
     def num_layers(self) -> int:
         return int(self.model.config.vision_config.num_hidden_layers)
 
+    @property
+    def output_layer(self) -> int:
+        layer = int(self.model.config.vision_feature_layer)
+        return layer if layer >= 0 else self.num_layers + 1 + layer
+
     @torch.inference_mode()
     def see(self, pictures: Sequence[Image.Image]) -> list[Seen]:
         pixels = self.processor.image_processor(list(pictures), return_tensors="pt").pixel_values
@@ -198,6 +208,10 @@ class QwenScenes(SceneModel):
     @property
     def num_layers(self) -> int:
         return len(self.model.model.visual.blocks)
+
+    @property
+    def output_layer(self) -> int:
+        return self.num_layers
 
     @torch.inference_mode()
     def see(self, pictures: Sequence[Image.Image]) -> list[Seen]:

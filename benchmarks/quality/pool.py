@@ -12,10 +12,10 @@ from functools import cache
 from pathlib import Path
 
 import numpy as np
-from PIL import Image
 from tqdm import tqdm
 from transformers import PreTrainedTokenizerFast
 
+from benchmarks.quality.canvas import Canvas
 from benchmarks.quality.drawing import draw_scene
 from benchmarks.quality.questions import KINDS, ask
 from benchmarks.quality.scenes import (
@@ -41,8 +41,8 @@ _CHUNK = 250
 class Pool:
     """Arrays over scenes (S), items (I), questions (Q) and question tokens (T)."""
 
-    pixels: np.ndarray  # (S, side, side, 3) uint8
-    owner: np.ndarray  # (S, N) item of each patch, or BACKGROUND, or UNCLEAR
+    pixels: np.ndarray  # (S, ...) uint8, as the canvas arranges them
+    owner: np.ndarray  # (S, N) item of each token's patch, or BACKGROUND, or UNCLEAR
     colors: np.ndarray  # (S, I) index into COLORS, -1 past the last item
     names: np.ndarray  # (S, I) index into NAMES
     characters: np.ndarray  # (S, I, 3) index into CHARACTERS, -1 past the end of the code
@@ -51,18 +51,19 @@ class Pool:
     tokens: np.ndarray  # (S, Q, T) from the line break after the image to the end of the answer
     prompt_lengths: np.ndarray  # (S, Q)
     lengths: np.ndarray  # (S, Q)
+    forms: np.ndarray | None = None  # (S, 2) rows and columns of tokens, if they differ
 
     def __len__(self) -> int:
         return len(self.owner)
 
 
-def load_pool(folder: Path, num_scenes: int, side: int, grid: int, split: Split = "train") -> Pool:
+def load_pool(folder: Path, num_scenes: int, canvas: Canvas, split: Split = "train") -> Pool:
     """Return the pool, drawing it first if no file of this recipe and size exists."""
-    path = folder / f"pool-{split}-{num_scenes}-{side}-{grid}-{_recipe(side, grid, split)}.npz"
+    path = folder / f"pool-{split}-{num_scenes}-{canvas.name}-{_recipe(canvas, split)}.npz"
     if not path.exists():
         folder.mkdir(parents=True, exist_ok=True)
         starts = range(0, num_scenes, _CHUNK)
-        jobs = [(s, min(s + _CHUNK, num_scenes), side, grid, split) for s in starts]
+        jobs = [(s, min(s + _CHUNK, num_scenes), canvas, split) for s in starts]
         with ProcessPoolExecutor(os.cpu_count(), initializer=_be_nice) as workers:
             chunks = list(
                 tqdm(workers.map(_draw_chunk, jobs), total=len(jobs), desc=f"drawing {split}")
@@ -72,20 +73,24 @@ def load_pool(folder: Path, num_scenes: int, side: int, grid: int, split: Split 
         np.savez(temporary, **arrays)
         temporary.rename(path)
     with np.load(path) as stored:
-        return Pool(**{field.name: stored[field.name] for field in fields(Pool)})
+        return Pool(**{f.name: stored[f.name] for f in fields(Pool) if f.name in stored})
 
 
-def patch_owners(scene: Scene, grid: int) -> np.ndarray:
-    """Return for each patch of a `grid` x `grid` picture the item that covers it, `(grid**2,)`.
+def patch_owners(scene: Scene, rows: int, columns: int | None = None) -> np.ndarray:
+    """Return for each patch of a `rows` x `columns` picture the item that covers it, `(N,)`.
 
     An item owns the patches it covers to three tenths, and always the one it covers most; patches
     it only touches are UNCLEAR.
     """
-    owner = np.full((grid, grid), BACKGROUND, dtype=np.int8)
-    edges = np.arange(grid + 1)
+    columns = columns or rows
+    owner = np.full((rows, columns), BACKGROUND, dtype=np.int8)
     for index, item in enumerate(scene.items):
         spans = []
-        for center, size in ((item.y, item.height), (item.x, item.width)):
+        for center, size, grid in (
+            (item.y, item.height, rows),
+            (item.x, item.width, columns),
+        ):
+            edges = np.arange(grid + 1)
             low, high = (center - size / 2) * grid, (center + size / 2) * grid
             overlap = np.minimum(high, edges[1:]) - np.maximum(low, edges[:-1])
             spans.append(np.clip(overlap, 0, 1))
@@ -112,18 +117,18 @@ def _tokenizer() -> PreTrainedTokenizerFast:
     return build_tokenizer()
 
 
-def _recipe(side: int, grid: int, split: Split) -> str:
+def _recipe(canvas: Canvas, split: Split) -> str:
     """Name what the code makes of the first scenes, so that a change of it makes a new pool."""
-    sample = _draw_chunk((0, 8, side, grid, split))
+    sample = _draw_chunk((0, 8, canvas, split))
     return hashlib.sha256(b"".join(array.tobytes() for array in sample.values())).hexdigest()[:10]
 
 
-def _draw_chunk(job: tuple[int, int, int, int, Split]) -> dict[str, np.ndarray]:
-    first, last, side, grid, split = job
+def _draw_chunk(job: tuple[int, int, Canvas, Split]) -> dict[str, np.ndarray]:
+    first, last, canvas, split = job
     number, num_questions = last - first, _QUESTIONS_PER_KIND * len(KINDS)
     chunk: dict[str, np.ndarray] = {
-        "pixels": np.zeros((number, side, side, 3), np.uint8),
-        "owner": np.zeros((number, grid * grid), np.int8),
+        "pixels": np.zeros((number, *canvas.pixels_shape), np.uint8),
+        "owner": np.full((number, canvas.max_tokens), UNCLEAR, np.int8),
         "colors": np.full((number, MAX_ITEMS), -1, np.int8),
         "names": np.full((number, MAX_ITEMS), -1, np.int8),
         "characters": np.full((number, MAX_ITEMS, MAX_CODE), -1, np.int8),
@@ -133,11 +138,13 @@ def _draw_chunk(job: tuple[int, int, int, int, Split]) -> dict[str, np.ndarray]:
         "prompt_lengths": np.zeros((number, num_questions), np.int16),
         "lengths": np.zeros((number, num_questions), np.int16),
     }
+    forms = np.zeros((number, 2), np.int8)
     for row, index in enumerate(range(first, last)):
         scene = sample_scene(index, split)
-        picture = draw_scene(scene).resize((side, side), Image.Resampling.BICUBIC)
-        chunk["pixels"][row] = np.asarray(picture)
-        chunk["owner"][row] = patch_owners(scene, grid)
+        pixels = canvas.arrange(draw_scene(scene))
+        chunk["pixels"][row, : len(pixels)] = pixels
+        forms[row] = rows, columns = canvas.form(scene.width, scene.height)
+        chunk["owner"][row, : rows * columns] = patch_owners(scene, rows, columns)
         for place, item in enumerate(scene.items):
             chunk["colors"][row, place] = COLORS.index(item.color)
             chunk["names"][row, place] = NAMES.index(item.name)
@@ -145,6 +152,8 @@ def _draw_chunk(job: tuple[int, int, int, int, Split]) -> dict[str, np.ndarray]:
             for position, character in enumerate(item.code):
                 chunk["characters"][row, place, position] = CHARACTERS.index(character)
         _ask(scene, chunk, row)
+    if canvas.has_forms:
+        chunk["forms"] = forms
     return chunk
 
 

@@ -2,8 +2,9 @@
 
 The token of a patch that shows an item is the sum of the embeddings of the item's words (colour,
 name, and that it is a shape if it is one), of the characters of its code by place, and of where
-the item is. Sums train the language model before any picture is seen, and are then what the tower
-learns to produce from pixels.
+the item is: in the picture, or as seen from the patch if the language model knows where that is.
+Sums train the language model before any picture is seen, and are then what the tower learns to
+produce from pixels.
 """
 
 import math
@@ -15,7 +16,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import PreTrainedTokenizerFast
 
-from benchmarks.quality.architecture import GRID
 from benchmarks.quality.packing import PackedQuestions
 from benchmarks.quality.pool import BACKGROUND, MAX_CODE, NAMES
 from benchmarks.quality.questions import KINDS
@@ -23,6 +23,7 @@ from benchmarks.quality.scenes import CHARACTER_WIDTH, CHARACTERS, COLORS
 from benchmarks.quality.tokenizer import PLURALS
 
 _FREQUENCIES = (1, 2, 4, 8)
+_REACH = 6.0  # tokens from a patch to the centre of its item that count as 1
 _SIDES = ("left", "right", "above", "below")
 _SIDE_STRENGTH = 0.5
 
@@ -80,10 +81,14 @@ class Symbols(nn.Module):
     def words(self) -> Tensor:
         return self._shared[0]
 
-    def item_vectors(
-        self, colors: Tensor, names: Tensor, characters: Tensor, centers: Tensor
-    ) -> Tensor:
+    @property
+    def place_directions(self) -> Tensor:
+        """What an item one patch further right, and one further down, adds to a token, `(D, 2)`."""
+        return self.place.weight[:, :2] * 2 / _REACH
+
+    def item_vectors(self, batch: dict[str, Tensor]) -> Tensor:
         """Return the sum for each item, `(B, I, D)`; rows past the last item mean nothing."""
+        colors, names, characters = (batch[name] for name in ("colors", "names", "characters"))
         vectors = self.words[self.color_ids[colors.clamp(min=0)]]
         vectors = vectors + self.words[self.name_ids[names.clamp(min=0)]]
         is_sign = (names == NAMES.index("sign")).unsqueeze(-1)
@@ -91,18 +96,21 @@ class Symbols(nn.Module):
         for position in range(MAX_CODE):
             written = self.characters[position][characters[..., position]]  # -1: its last row
             vectors = vectors + written * is_sign
-        place: Tensor = self.place(_place_features(centers))
-        return vectors + place
+        if "offsets" not in batch:
+            vectors = vectors + self.place(_place_features(batch["centers"] * 2 - 1))
+        return vectors
 
-    def visual_tokens(self, items: Tensor, owner: Tensor) -> Tensor:
+    def visual_tokens(self, batch: dict[str, Tensor]) -> Tensor:
         """Return the token of every patch, `(B, N, D)`, background where no item is."""
+        items, owner = self.item_vectors(batch), batch["owner"]
         index = owner.clamp(min=0).unsqueeze(-1).expand(-1, -1, items.shape[-1])
         tokens = items.gather(1, index)
+        if "offsets" in batch:
+            tokens = tokens + self.place(_place_features(batch["offsets"] / _REACH))
         return torch.where((owner >= 0).unsqueeze(-1), tokens, self.background)
 
 
-def _place_features(centers: Tensor) -> Tensor:
-    scaled = centers * 2 - 1
+def _place_features(scaled: Tensor) -> Tensor:
     waves = [
         wave(scaled * (math.pi / 2 * frequency))
         for frequency in _FREQUENCIES
@@ -115,10 +123,7 @@ def alignment_loss(symbols: Symbols, tokens: Tensor, batch: dict[str, Tensor]) -
     """Distance of `tokens` from the word sums, and how badly each word is read from them."""
     owner = batch["owner"]
     with torch.no_grad():
-        items = symbols.item_vectors(
-            batch["colors"], batch["names"], batch["characters"], batch["centers"]
-        )
-        target = symbols.visual_tokens(items, owner)
+        target = symbols.visual_tokens(batch)
         words = symbols.words.detach()
         characters = symbols.characters.detach()
     shown, empty = owner >= 0, owner == BACKGROUND
@@ -151,7 +156,7 @@ def sum_of_readings(readings: Sequence[tuple[Tensor, Tensor, Tensor]]) -> Tensor
 
 
 def spelling_loss(
-    symbols: Symbols, states: Tensor, patches: Tensor, batch: dict[str, Tensor]
+    symbols: Symbols, states: Tensor, columns: Tensor, batch: dict[str, Tensor]
 ) -> Tensor:
     """How badly each patch of a sign tells from its early state which character it shows, and
     whether that is the first, second or third.
@@ -162,7 +167,7 @@ def spelling_loss(
     Args:
         symbols: Holds the reader.
         states: `(B, n, d)`.
-        patches: Number of each patch in the picture, `(B, n)`.
+        columns: Middle of each patch from left (0) to right (1), `(B, n)`.
         batch: The truth, with `owner` of those patches.
     """
     owner = batch["owner"]
@@ -174,7 +179,7 @@ def spelling_loss(
         return torch.zeros(())
     code = batch["characters"][row, item]  # (P, 3)
     length = (code >= 0).sum(-1)
-    x = (patches[row, patch] % GRID + 0.5) / GRID
+    x = columns[row, patch]
     place = ((x - batch["centers"][row, item, 0]) / CHARACTER_WIDTH + (length - 1) / 2).round()
     place = torch.minimum(place.long().clamp(min=0), length - 1)
     wanted = place * len(CHARACTERS) + code.gather(1, place.unsqueeze(1)).squeeze(1)
@@ -194,9 +199,9 @@ def summary_loss(symbols: Symbols, class_token: Tensor, batch: dict[str, Tensor]
 
 
 def update_size(states: Sequence[Tensor]) -> Tensor:
-    """Mean length of the patches' updates from each of `states` `(B, 1 + n, d)` to the next."""
+    """Mean length of the patches' updates from each of `states` `(B, n, d)` to the next."""
     sizes = [
-        ((after - before)[:, 1:].square().sum(-1) + 1e-4).sqrt().mean()
+        ((after - before).square().sum(-1) + 1e-4).sqrt().mean()
         for before, after in pairwise(states)
     ]
     return torch.stack(sizes).mean()

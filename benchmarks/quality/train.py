@@ -1,4 +1,4 @@
-"""Train the bundled model: `python -m benchmarks.quality.train`.
+"""Train a bundled model: `python -m benchmarks.quality.train --model llava` or `qwen`.
 
 Colour and shape are not bound to each other when everything is trained at once from scratch, so
 training goes in stages, each of which starts where the one before has ended:
@@ -20,24 +20,15 @@ import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
 from tqdm import tqdm
-from transformers import LlavaForConditionalGeneration
 
-from benchmarks.quality.architecture import (
-    EARLY_LAYERS,
-    GRID,
-    IMAGE_SIDE,
-    NUM_VISUAL_TOKENS,
-    SPELLING_LAYER,
-    TOWER_WIDTH,
-    build_llava,
-    encode_pictures,
-)
+from benchmarks.quality.families import FAMILIES, Form
 from benchmarks.quality.packing import (
     IGNORED,
     choose_glimpse,
@@ -56,11 +47,8 @@ from benchmarks.quality.symbols import (
     update_size,
     whereabouts_loss,
 )
-from benchmarks.quality.tokenizer import build_tokenizer
 
 RUNS = Path(__file__).parent / "runs"
-CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
-CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
 _CHECKPOINT_EVERY = 100
 _WARMUP = 60  # steps
 # glibc hands every large tensor back to the system and faults its pages in again: 3 x slower.
@@ -102,21 +90,28 @@ _UPDATE_COST = 0.005
 class Trainer:
     """The model, its training-only symbols, and one step of each stage."""
 
-    def __init__(self, pool: Pool, seed: int) -> None:
+    def __init__(self, name: str, pool: Pool, seed: int) -> None:
         torch.manual_seed(seed)
         self.seed = seed
         self.pool = pool
-        self.tokenizer = build_tokenizer()
-        self.model: LlavaForConditionalGeneration = build_llava(self.tokenizer)
-        self.symbols = Symbols(self.tokenizer, self.model.get_input_embeddings(), TOWER_WIDTH)
+        self.family = family = FAMILIES[name]
+        self.tokenizer = family.tokenizer()
+        self.model: Any = family.build(self.tokenizer)
+        embeddings = self.model.get_input_embeddings()
+        self.symbols = Symbols(self.tokenizer, embeddings, family.state_width)
         with torch.no_grad():
             self.model.lm_head.weight.copy_(self.symbols.words)
-        self.opening = torch.tensor([self.tokenizer.convert_tokens_to_ids("USER:")])
+        self.opening, self.closing = (
+            torch.tensor(self.tokenizer(text).input_ids, dtype=torch.long)
+            for text in (family.opening, family.closing)
+        )
+        family.start(self.model, self.symbols, self.opening)
 
     def optimizer(self, stage: Stage) -> torch.optim.AdamW:
         core = self.model.model
         language = [*core.language_model.parameters(), *self.model.lm_head.parameters()]
-        vision = [*core.vision_tower.parameters(), *core.multi_modal_projector.parameters()]
+        parts = self.family.vision_parts(self.model)
+        vision = [parameter for part in parts for parameter in part.parameters()]
         readers = [*self.symbols.spelling.parameters(), *self.symbols.summary.parameters()]
         if stage.name in ("words", "grid"):
             taught = {id(parameter) for parameter in readers}
@@ -137,26 +132,36 @@ class Trainer:
         number = [s.name for s in STAGES].index(stage.name)
         rng = np.random.default_rng([self.seed, number, step])
         generator = torch.Generator().manual_seed(int(rng.integers(1 << 62)))
-        scenes = rng.integers(len(self.pool), size=stage.batch)
+        scenes = self.family.choose_scenes(self.pool, stage.batch, rng)
+        form = self._form(scenes)
         batch = sample_arrays(self.pool, scenes)
+        num_patches = form[0] * form[1]
+        batch["owner"] = batch["owner"][:, :num_patches]
+        patches = torch.arange(num_patches).expand(stage.batch, -1)
         seen = None
         if stage.name in ("grid", "align", "spell", "glimpses"):
-            seen = choose_glimpse(batch["owner"], _GLIMPSE, generator)
+            patches = seen = choose_glimpse(batch["owner"], _GLIMPSE, generator)
             batch["owner"] = batch["owner"].gather(1, seen)
+        offsets = self.family.offsets(batch["centers"], patches, form)
+        if offsets is not None:
+            mine = batch["owner"].clamp(min=0)[:, :, None, None].expand(-1, -1, -1, 2)
+            batch["offsets"] = offsets.gather(2, mine).squeeze(2)
         alignment = torch.zeros(())
         if stage.name in ("words", "grid"):
             tokens = self._symbolic_tokens(batch, generator)
         else:
-            num_layers = EARLY_LAYERS if stage.name == "align" else -1
-            tokens, states = encode_pictures(self.model, self._pixels(scenes), seen, num_layers)
+            early = stage.name == "align"
+            seeing = self.family.encode(self.model, self.pool.pixels[scenes], seen, form, early)
+            tokens, states = seeing.tokens, seeing.states
             alignment = alignment_loss(self.symbols, tokens, batch)
-            every = torch.arange(NUM_VISUAL_TOKENS).expand(stage.batch, -1)
-            patches = every if seen is None else seen
-            early = states[SPELLING_LAYER][:, 1:]
-            alignment = alignment + spelling_loss(self.symbols, early, patches, batch)
+            columns = (patches % form[1] + 0.5) / form[1]
+            spelled = states[self.family.spelling_layer]
+            alignment = alignment + spelling_loss(self.symbols, spelled, columns, batch)
             if stage.name != "align":
-                alignment = alignment + summary_loss(self.symbols, states[-1][:, 0], batch)
-                alignment = alignment + _UPDATE_COST * update_size(states[EARLY_LAYERS - 1 :])
+                if seeing.summary is not None:
+                    alignment = alignment + summary_loss(self.symbols, seeing.summary, batch)
+                late = states[self.family.early_layers - 1 :]
+                alignment = alignment + _UPDATE_COST * update_size(late)
             if stage.name in ("align", "spell"):
                 return alignment, {}
         if stage.name == "words":
@@ -165,30 +170,32 @@ class Trainer:
             # A third of the time all tokens, else any number down to 1/12 of the picture's.
             num_kept = num_tokens = tokens.shape[1]
             if rng.random() < 2 / 3:
-                least = NUM_VISUAL_TOKENS / 12
+                least = num_patches / 12
                 num_kept = int(num_tokens * (least / num_tokens) ** rng.random())
             kept = choose_patches(batch["owner"], num_kept, generator)
         tokens = tokens.gather(1, kept.unsqueeze(-1).expand(-1, -1, tokens.shape[-1]))
-        answer, correct = self._answer_loss(tokens, scenes, batch, stage, rng)
+        positions = self.family.positions(patches.gather(1, kept), form)
+        answer, correct = self._answer_loss(tokens, *positions, scenes, batch, stage, rng)
         return answer + alignment, correct
 
     def _symbolic_tokens(self, batch: dict[str, Tensor], generator: torch.Generator) -> Tensor:
-        items = self.symbols.item_vectors(
-            batch["colors"], batch["names"], batch["characters"], batch["centers"]
-        )
-        tokens = self.symbols.visual_tokens(items, batch["owner"])
+        tokens = self.symbols.visual_tokens(batch)
         noise = torch.randn(tokens.shape, generator=generator)
         scale: float = 0.3 / tokens.shape[-1] ** 0.5
         return tokens + noise * scale
 
-    def _pixels(self, scenes: np.ndarray) -> Tensor:
-        pixels = torch.from_numpy(self.pool.pixels[scenes]).permute(0, 3, 1, 2).float() / 255
-        mean, std = (torch.tensor(v).view(1, 3, 1, 1) for v in (CLIP_MEAN, CLIP_STD))
-        return (pixels - mean) / std
+    def _form(self, scenes: np.ndarray) -> Form:
+        """Return the form of pictures that all have the same."""
+        if self.pool.forms is None:
+            return self.family.canvas.form(1, 1)
+        rows, columns = self.pool.forms[scenes[0]]
+        return int(rows), int(columns)
 
     def _answer_loss(
         self,
         visual: Tensor,
+        before: Tensor,
+        start: int,
         scenes: np.ndarray,
         batch: dict[str, Tensor],
         stage: Stage,
@@ -196,14 +203,16 @@ class Trainer:
     ) -> tuple[Tensor, dict[str, float]]:
         packed = pack_questions(self.pool, scenes, rng, stage.num_questions)
         embed = self.model.get_input_embeddings()
-        opening = embed(self.opening).expand(len(scenes), -1, -1)
-        inputs = torch.cat([opening, visual, embed(packed.tokens)], dim=1)
-        num_before = 1 + visual.shape[1]
-        before = torch.arange(num_before).expand(len(scenes), -1)
+        opening, closing = (
+            embed(tokens).expand(len(scenes), -1, -1) for tokens in (self.opening, self.closing)
+        )
+        inputs = torch.cat([opening, visual, closing, embed(packed.tokens)], dim=1)
+        num_before = before.shape[-1]
+        after = (start + packed.offset).expand(*before.shape[:-2], -1, -1)
         output = self.model.model.language_model(
             inputs_embeds=inputs,
             attention_mask=packed_mask(packed.segment, num_before),
-            position_ids=torch.cat([before, num_before + packed.offset], dim=1),
+            position_ids=torch.cat([before, after], dim=-1),
             use_cache=False,
             output_hidden_states=True,
         )
@@ -224,13 +233,18 @@ class Trainer:
         if stage.name in ("words", "grid"):
             half_way = output.hidden_states[2][:, num_before:]
             whereabouts = whereabouts_loss(self.symbols, half_way, packed, batch)
-            loss, correct["where"] = loss + whereabouts, float(whereabouts)
+            loss, correct["where"] = loss + whereabouts, whereabouts.item()
         return loss, correct
 
 
-def train(folder: Path, num_scenes: int, seed: int, until: str) -> Trainer:
+def run_folder(name: str) -> Path:
+    """Return where the training of a model keeps checkpoints and data if nothing else is said."""
+    return RUNS if name == "llava" else RUNS / name
+
+
+def train(name: str, folder: Path, num_scenes: int, seed: int, until: str) -> Trainer:
     """Run the stages up to and including `until`, going on from the last checkpoint."""
-    trainer = Trainer(load_pool(folder, num_scenes, IMAGE_SIDE, GRID), seed)
+    trainer = Trainer(name, load_pool(folder, num_scenes, FAMILIES[name].canvas), seed)
     for stage in STAGES:
         _run_stage(trainer, stage, folder / f"{stage.name}.pt")
         if stage.name == until:
@@ -258,7 +272,8 @@ def _run_stage(trainer: Trainer, stage: Stage, path: Path) -> None:
             scale = min(scale, 0.02 + (1 - step / stage.steps) / stage.cooldown)
         for group in optimizer.param_groups:
             group["lr"] = group["peak"] * scale
-        loss, shown = trainer.loss(stage, step)
+        with torch.autocast("cpu", torch.bfloat16, enabled=trainer.family.mixed_precision):
+            loss, shown = trainer.loss(stage, step)
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
@@ -281,7 +296,8 @@ def _run_stage(trainer: Trainer, stage: Stage, path: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--runs", type=Path, default=RUNS, help="where checkpoints and data go")
+    parser.add_argument("--model", choices=list(FAMILIES), default="llava")
+    parser.add_argument("--runs", type=Path, help="where checkpoints and data go")
     parser.add_argument("--scenes", type=int, default=40_000, help="how many training pictures")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=2)
@@ -292,7 +308,8 @@ def main() -> None:
         # Read at start only.
         os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], os.environ | _ENVIRONMENT)
     torch.set_num_threads(arguments.threads)
-    train(arguments.runs, arguments.scenes, arguments.seed, arguments.until)
+    folder = arguments.runs or run_folder(arguments.model)
+    train(arguments.model, folder, arguments.scenes, arguments.seed, arguments.until)
 
 
 if __name__ == "__main__":

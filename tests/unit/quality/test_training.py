@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from benchmarks.quality.architecture import GRID, IMAGE_SIDE, build_llava, encode_pictures
+from benchmarks.quality.canvas import Square
 from benchmarks.quality.packing import (
     IGNORED,
     choose_glimpse,
@@ -19,7 +20,7 @@ from benchmarks.quality.tokenizer import build_tokenizer
 
 @pytest.fixture(scope="module")
 def pool() -> Pool:
-    return Pool(**_draw_chunk((0, 12, IMAGE_SIDE, GRID, "train")))
+    return Pool(**_draw_chunk((0, 12, Square(IMAGE_SIDE, GRID), "train")))
 
 
 @pytest.fixture(scope="module")
