@@ -6,8 +6,8 @@ training goes in stages, each of which starts where the one before has ended:
 1. `words`: the language model alone, on a few tokens that are sums of word embeddings.
 2. `grid`: the same with a token per patch, items spread over several of them.
 3. `align`: tower and projector alone, until the token of a patch is the sum of its words; the
-   tower sees the patches that show something and a few others.
-4. `spell`: the same, while early states also learn the single characters of codes.
+   tower's early layers see the patches that show something and a few others.
+4. `spell`: the same with all layers, the class token included.
 5. `glimpses`: everything together on such patches.
 6. `pictures`: the same on whole pictures.
 

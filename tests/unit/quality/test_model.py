@@ -87,8 +87,8 @@ def test_generation_says_what_evaluation_counts(model):
         assert (said == question.answer) == right
 
 
-def test_it_answers_scenes_it_was_never_shown_better_than_guessing(model):
+def test_it_answers_scenes_it_was_never_shown(model):
     ours = {OURS: (pruned_settings(model)[OURS][0], {Fraction(1, 3)})}
     marks = run_trials(model, scene_ids(["test"], 1, 64), ours)
     right = [mark.right for mark in marks if mark.name == OURS]
-    assert sum(right) / len(right) > 0.5
+    assert sum(right) / len(right) > 0.88
