@@ -117,10 +117,10 @@ def _start_with_neighbours(model: LlavaForConditionalGeneration) -> None:
         attention = layer.self_attn
         reach = 1 + number % 2
         for head, shift in enumerate((reach, -reach)):
-            rows = slice(head * width, (head + 1) * width)
+            mine = slice(head * width, (head + 1) * width)
             # A key that is turned by `shift` columns equals the query of the patch that many away.
-            attention.q_proj.weight[rows] *= 1.7
-            attention.k_proj.weight[rows] = attention.q_proj.weight[rows] @ _turned(rates, shift)
+            attention.q_proj.weight[mine] *= 1.7
+            attention.k_proj.weight[mine] = attention.q_proj.weight[mine] @ _turned(rates, shift)
     for layer in tower.encoder.layers[EARLY_LAYERS:]:
         layer.self_attn.out_proj.weight.zero_()
         layer.mlp.fc2.weight.zero_()

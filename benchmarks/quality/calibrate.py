@@ -1,7 +1,7 @@
 """Calibrate the encoder profile of a bundled model: `python -m benchmarks.quality.calibrate`.
 
 As the paper does, on training pictures: the sink layer is where the largest update exceeds the
-median update most; the sink coordinate is the one that stands out most in the state after it; the
+median update most, among layers whose large updates do not lie on the foreground; the sink coordinate is the one that stands out most in the state after it; the
 saliency window is the late one whose most updated tokens cover most of the foreground.
 """
 
@@ -23,6 +23,7 @@ from msdg_vllm.profiles import EncoderProfile
 
 _TOP = 0.3  # share of tokens ranked by update magnitude, as in the paper
 _SINK_RATIO = 10.0  # the paper's diagnostic threshold of the max-to-median ratio
+_SINK_RECALL = 0.6  # twice what chance gives: where more is covered, items are updated, not sinks
 _AT_ONCE = 32
 _TINY = 1e-6  # a layer that changes nothing has no peak
 
@@ -73,19 +74,21 @@ def calibrate(
 
     updates = [magnitude(n, n + 1) for n in range(last)]
     ratios = [float((u.amax(1) / u.median(1).values.clamp(min=_TINY)).mean()) for u in updates]
+    recalls = [foreground_recall(update, foreground) for update in updates]
     # The last update would leave no state after it to look at.
-    sink_layer = int(np.argmax(ratios[:-1]))
+    unlike = [r if c < _SINK_RECALL else 0.0 for r, c in zip(ratios, recalls, strict=True)]
+    sink_layer = int(np.argmax(unlike[:-1]))
     after = states[sink_layer + 1].abs()
     coordinate = int((after.amax(1) / after.median(1).values).mean(0).argmax())
     # Without a peak there are no sinks, and the threshold lies above everything seen.
     activation = after[..., coordinate]
-    if ratios[sink_layer] > _SINK_RATIO:
+    if unlike[sink_layer] > _SINK_RATIO:
         threshold = float(activation.amax(1).mean() + activation.median(1).values.mean()) / 2
     else:
         threshold = 2 * float(activation.max())
     print(f"{'layer':>5} {'recall':>7} {'max/median':>10}")
-    for layer, (update, ratio) in enumerate(zip(updates, ratios, strict=True)):
-        print(f"{layer:>5} {foreground_recall(update, foreground):>7.3f} {ratio:>10.2f}")
+    for layer, (recall, ratio) in enumerate(zip(recalls, ratios, strict=True)):
+        print(f"{layer:>5} {recall:>7.3f} {ratio:>10.2f}")
     windows = {}
     for first in range(last - width + 1):
         moved = magnitude(first, first + width)
