@@ -71,7 +71,7 @@ def read_answer(timed_lines: Iterable[tuple[float, bytes]]) -> Answer:
     """Put an answer together from the lines of a stream, each with its seconds since the request.
 
     The first token is the first piece of text, or of token ids where the request asked vLLM for
-    them: some endpoints open a stream before they have a token.
+    them, or the end of an empty answer: some endpoints open a stream before they have a token.
     """
     ttft, latency, num_pieces = None, 0.0, 0
     text: list[str] = []
@@ -87,10 +87,12 @@ def read_answer(timed_lines: Iterable[tuple[float, bytes]]) -> Answer:
         for choice in chunk.get("choices", ()):
             delta = choice.get("delta", {})
             piece = choice.get("text") or delta.get("content") or delta.get("reasoning") or ""
-            if piece or choice.get("token_ids"):
-                ttft = latency if ttft is None else ttft
-                num_pieces += 1
-                text.append(piece)
+            has_token = bool(piece or choice.get("token_ids"))
+            # An answer may consist of its end alone, which is a token that is not shown.
+            if ttft is None and (has_token or choice.get("finish_reason")):
+                ttft = latency
+            num_pieces += has_token
+            text.append(piece)
     if ttft is None:
         raise ChatError("the stream ended without a token")
     details = usage.get("prompt_tokens_details") or {}
@@ -99,7 +101,7 @@ def read_answer(timed_lines: Iterable[tuple[float, bytes]]) -> Answer:
         latency=latency,
         text="".join(text),
         prompt_tokens=usage.get("prompt_tokens", 0),
-        output_tokens=usage.get("completion_tokens") or num_pieces,
+        output_tokens=usage.get("completion_tokens") or max(num_pieces, 1),
         visual_tokens=details.get("visual_tokens"),
         visual_tokens_total=details.get("visual_tokens_total"),
     )

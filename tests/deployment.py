@@ -26,9 +26,10 @@ def compose_text(name: str = "compose.yaml") -> str:
 
 
 def compose_server() -> dict[str, Any]:
-    """The server of compose.yaml."""
+    """The server of compose.yaml; a variable without a value is empty."""
     server: dict[str, Any] = yaml.safe_load(compose_text())["services"]["server"]
-    return server
+    variables = server["environment"].items()
+    return {**server, "environment": {name: value or "" for name, value in variables}}
 
 
 def dashboard() -> dict[str, Any]:

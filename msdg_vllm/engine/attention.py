@@ -14,8 +14,10 @@ from vllm.distributed import tensor_model_parallel_all_reduce
 Spans = Sequence[tuple[int, int]]
 """Parts of a sequence whose tokens see each other and no others, as (start, stop)."""
 
-# Bytes of the attention weights that column sums hold at once.
-_TILE_BYTES = 32 * 2**20
+# Bytes of the attention weights that column sums hold at once, by type of device: a GPU wants few
+# launches, a CPU weights that stay in its cache.
+_TILE_BYTES = {"cpu": 8 * 2**20}
+_OTHER_TILE_BYTES = 64 * 2**20
 
 
 def class_attention(query: torch.Tensor, key: torch.Tensor, scale: float) -> torch.Tensor:
@@ -39,7 +41,7 @@ def received_attention(
 ) -> torch.Tensor:
     """Attention that every token receives, summed over heads and queries: `(R, T)` float32.
 
-    Exact, and never the whole map at once: `_TILE_BYTES` of it.
+    Exact, and never the whole map at once.
 
     Args:
         query: `(R, T, heads, width)`.
@@ -47,11 +49,12 @@ def received_attention(
         scale: What products are multiplied by.
         spans: Which tokens see each other.
     """
+    tile_bytes = _TILE_BYTES.get(query.device.type, _OTHER_TILE_BYTES)
     received = query.new_zeros(query.shape[:2], dtype=torch.float32)
     for row, (q, k) in enumerate(zip(query, key, strict=True)):
         for start, stop in spans:
             keys = k[start:stop].float().permute(1, 2, 0)  # (heads, width, S)
-            step = max(1, _TILE_BYTES // (4 * keys.shape[0] * (stop - start)))
+            step = max(1, tile_bytes // (4 * keys.shape[0] * (stop - start)))
             for first in range(start, stop, step):
                 queries = q[first : min(first + step, stop)].float().transpose(0, 1) * scale
                 weights = torch.bmm(queries, keys).softmax(dim=-1)  # (heads, step, S)

@@ -63,6 +63,15 @@ def test_one_token_has_no_time_per_token() -> None:
     assert read_answer([(0.3, line(**delta(content="x")))]).seconds_per_output_token is None
 
 
+def test_an_answer_that_ends_at_once_is_an_answer() -> None:
+    chunks = [
+        (0.2, line(**delta(role="assistant", content=""))),
+        (0.3, line(choices=[{"delta": {"content": ""}, "finish_reason": "stop"}])),
+    ]
+    answer = read_answer(chunks)
+    assert (answer.ttft, answer.text, answer.output_tokens) == (0.3, "", 1)
+
+
 def test_a_stream_without_a_token_is_an_error() -> None:
     with pytest.raises(ChatError, match="without a token"):
         read_answer([(0.1, line(**delta(role="assistant"))), (0.2, b"data: [DONE]")])

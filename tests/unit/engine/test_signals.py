@@ -114,7 +114,7 @@ def test_attention_is_received_within_a_span_only(blocks: nn.ModuleList) -> None
 def test_small_tiles_of_the_map_give_the_same_sums(monkeypatch: pytest.MonkeyPatch) -> None:
     query, key = torch.randn(2, 1, 50, HEADS, WIDTH)
     whole = attention.received_attention(query, key, 0.5, [(0, 50)])
-    monkeypatch.setattr(attention, "_TILE_BYTES", 4 * HEADS * 50 * 7)
+    monkeypatch.setitem(attention._TILE_BYTES, "cpu", 4 * HEADS * 50 * 7)
     torch.testing.assert_close(attention.received_attention(query, key, 0.5, [(0, 50)]), whole)
 
 
