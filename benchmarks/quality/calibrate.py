@@ -1,8 +1,9 @@
 """Calibrate the encoder profile of a bundled model: `python -m benchmarks.quality.calibrate`.
 
 As the paper does, on training pictures: the sink layer is where the largest update exceeds the
-median update most, among layers whose large updates do not lie on the foreground; the sink coordinate is the one that stands out most in the state after it; the
-saliency window is the late one whose most updated tokens cover most of the foreground.
+median update most, among layers whose large updates do not lie on the foreground; the sink
+coordinate is the one that stands out most in the state after it; the saliency window is the late
+one whose most updated tokens cover most of the foreground.
 """
 
 import argparse

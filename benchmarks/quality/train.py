@@ -10,6 +10,7 @@ training goes in stages, each of which starts where the one before has ended:
 4. `spell`: the same with all layers, the class token included.
 5. `glimpses`: everything together on such patches.
 6. `pictures`: the same on whole pictures.
+7. `gaps`: the language model alone again, nearly always with tokens dropped.
 
 Every random choice depends on the seed, the stage and the step alone, so that a run that was
 stopped goes on as if it had not been.
@@ -79,6 +80,7 @@ STAGES = (
     Stage("spell", 1500, 32, 0, vision_rate=2e-3),
     Stage("glimpses", 300, 32, 6, language_rate=5e-4, vision_rate=1.5e-3),
     Stage("pictures", 900, 24, 6, language_rate=5e-4, vision_rate=1e-3, cooldown=0.7),
+    Stage("gaps", 450, 32, 8, language_rate=5e-4, cooldown=0.8),
 )
 # How many of the 144 patches there are while it is learnt what items look like: all that show
 # anything, and some background. It costs a quarter.
@@ -151,8 +153,10 @@ class Trainer:
             tokens = self._symbolic_tokens(batch, generator)
         else:
             early = stage.name == "align"
-            seeing = self.family.encode(self.model, self.pool.pixels[scenes], seen, form, early)
+            with torch.set_grad_enabled(stage.vision_rate > 0):
+                seeing = self.family.encode(self.model, self.pool.pixels[scenes], seen, form, early)
             tokens, states = seeing.tokens, seeing.states
+        if stage.vision_rate > 0:
             alignment = alignment_loss(self.symbols, tokens, batch)
             columns = (patches % form[1] + 0.5) / form[1]
             spelled = states[self.family.spelling_layer]
@@ -167,9 +171,9 @@ class Trainer:
         if stage.name == "words":
             kept = choose_patches(batch["owner"], 12, generator, one_per_item=True)
         else:
-            # A third of the time all tokens, else any number down to 1/12 of the picture's.
+            # Some of the time all tokens, else any number down to 1/12 of the picture's.
             num_kept = num_tokens = tokens.shape[1]
-            if rng.random() < 2 / 3:
+            if rng.random() < (0.85 if stage.name == "gaps" else 2 / 3):
                 least = num_patches / 12
                 num_kept = int(num_tokens * (least / num_tokens) ** rng.random())
             kept = choose_patches(batch["owner"], num_kept, generator)
