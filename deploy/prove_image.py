@@ -253,7 +253,7 @@ def _ask() -> dict[str, Any]:
     retention = 0.111
     picture = base64.b64encode((ROOT / "examples" / "square.png").read_bytes()).decode()
     image = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{picture}"}}
-    text = {"type": "text", "text": "Which shape is yellow?"}
+    text = {"type": "text", "text": "Which shape is white?"}
     message = {"role": "user", "content": [image, text]}
     body = {"retention": retention, "temperature": 0, "messages": [message]}
     request = urllib.request.Request(

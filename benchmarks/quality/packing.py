@@ -88,8 +88,8 @@ def choose_patches(
 ) -> Tensor:
     """Return `(B, num_kept)` ascending patches: at least one of each item, the rest by chance.
 
-    How much of an item survives varies from all of it to a single patch, from item to item, as it
-    does under pruning.
+    How much of an item survives varies from all of it to a single patch, from item to item, and so
+    does how much of what items only touch, as it does under pruning.
     """
     num_rows, num_patches = owner.shape
     luck = torch.rand(num_rows, num_patches, generator=generator)
@@ -99,8 +99,8 @@ def choose_patches(
         mine = owner == item
         best = torch.where(mine, luck, -1.0).argmax(1, keepdim=True)
         first |= torch.zeros_like(shown).scatter(1, best, True) & mine
-    favour = torch.rand(num_rows, MAX_ITEMS, generator=generator) * 1.2
-    favour = favour.gather(1, owner.clamp(min=0))
-    rank = luck - shown.float() if one_per_item else luck + favour * shown
+    favour = torch.rand(num_rows, MAX_ITEMS + 1, generator=generator) * 1.2
+    favour = favour.gather(1, torch.where(shown, owner, MAX_ITEMS)) * (owner != BACKGROUND)
+    rank = luck - shown.float() if one_per_item else luck + favour
     rank = torch.where(first, 9.0, rank)
     return rank.topk(num_kept, dim=1).indices.sort(dim=1).values

@@ -105,7 +105,7 @@ def test_the_score_is_that_of_direct_requests(run: Run, retention: float) -> Non
         body = chat_body(user(question["question"], picture), retention=retention, max_tokens=8)
         answer = run.server.post("/v1/chat/completions", body).json()
         right += answer["choices"][0]["message"]["content"].lower() == question["answer"].lower()
-    assert 0 < right < len(lines)
+    assert right > len(lines) / 2
     assert run.cell(retention).num_questions == len(lines)
     assert run.cell(retention).score == pytest.approx(100 * right / len(lines))
 
