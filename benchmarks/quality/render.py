@@ -8,7 +8,7 @@ from pathlib import Path
 from benchmarks.provenance import ROOT
 from benchmarks.quality.plots import plot
 from benchmarks.quality.results import read
-from benchmarks.quality.tables import tables
+from benchmarks.quality.tables import relative_table, tables
 
 FIGURES = ROOT / "docs" / "figures"
 
@@ -17,7 +17,7 @@ def fill_in(document: str, name: str, content: str) -> str:
     """Return the document with `content` between the markers of `name`.
 
     The markers are the lines `<!-- results: NAME -->` and `<!-- end of NAME -->`; whatever stood
-    between them is replaced.
+    between them is replaced. A document that shows relative accuracy alone has `NAME relative`.
     """
     start, end = f"<!-- results: {name} -->", f"<!-- end of {name} -->"
     pattern = re.compile(f"{re.escape(start)}.*?{re.escape(end)}", re.DOTALL)
@@ -52,5 +52,9 @@ def main(arguments: argparse.Namespace) -> None:
             shown = [f"![{figure.stem}]({os.path.relpath(figure, folder)})" for figure in figures]
             parts = [f"### {results['model']['name']}", *shown, content]
             document = arguments.document.read_text(encoding="utf-8")
-            filled = fill_in(document, path.stem, "\n\n".join(parts))
+            relative = f"{path.stem} relative"
+            if f"<!-- results: {relative} -->" in document:
+                filled = fill_in(document, relative, relative_table(results))
+            else:
+                filled = fill_in(document, path.stem, "\n\n".join(parts))
             arguments.document.write_text(filled, encoding="utf-8")

@@ -54,6 +54,28 @@ def markdown_table(results: Mapping[str, Any], table: Mapping[str, Any], split: 
     return "\n".join(lines)
 
 
+def relative_table(results: Mapping[str, Any]) -> str:
+    """Return relative accuracy alone: a row per method, a column per retention, first split."""
+    table, split = results["tables"][0], results["scenes"]["splits"][0]
+    relative = {
+        (entry["name"], entry["retention"]): entry["relative"]
+        for entry in results["entries"]
+        if entry["split"] == split
+    }
+    names = [name for _, name in table["rows"]]
+    best = {r: _best([relative[n, r]["value"] for n in names]) for r in table["retentions"]}
+    lines = [_line(["", *table["retentions"]]), "|---|" + "---:|" * len(table["retentions"])]
+    for label, name in table["rows"]:
+        cells = [f"**{label}**" if name == table["default"] else label]
+        for retention in table["retentions"]:
+            part = relative[name, retention]
+            shown = _with_interval(part)
+            is_best = part["value"] is not None and _tenths(part["value"]) == best[retention]
+            cells.append(f"**{shown}**" if is_best else shown)
+        lines.append(_line(cells))
+    return "\n".join([_facts(results), "", *lines])
+
+
 def percent(retention: str) -> str:
     return f"{float(100 * Fraction(retention)):.1f} %"
 

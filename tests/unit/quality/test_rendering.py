@@ -118,3 +118,17 @@ def test_one_command_refreshes_the_document_and_its_figures(tmp_path):
     assert (document.parent / "figures" / "quality-a.svg").exists()
     main(arguments)
     assert document.read_text() == text
+
+
+def test_a_document_may_show_relative_accuracy_alone(tmp_path):
+    results = tmp_path / "quality-a-model.json"
+    write(_results(), results)
+    document = tmp_path / "methods.md"
+    name = "quality-a-model relative"
+    document.write_text(f"<!-- results: {name} -->\n<!-- end of {name} -->\n")
+    main(argparse.Namespace(results=[results], document=document, figures=tmp_path))
+    lines = document.read_text().splitlines()
+    assert "| **msdg** | **100.0 [100.0, 100.0]** |" in lines
+    (random,) = (line for line in lines if line.startswith("| random"))
+    assert "50.0 [" in random
+    assert "presence" not in document.read_text()
