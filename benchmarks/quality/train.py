@@ -77,8 +77,8 @@ STAGES = (
     Stage("grid", 300, 24, 8, language_rate=1e-3),
     Stage("align", 1500, 32, 0, vision_rate=2e-3),
     Stage("spell", 1500, 32, 0, vision_rate=2e-3),
-    Stage("glimpses", 900, 32, 6, language_rate=3e-4, vision_rate=1.5e-3),
-    Stage("pictures", 800, 24, 6, language_rate=3e-4, vision_rate=1e-3, cooldown=0.7),
+    Stage("glimpses", 300, 32, 6, language_rate=5e-4, vision_rate=1.5e-3),
+    Stage("pictures", 900, 24, 6, language_rate=5e-4, vision_rate=1e-3, cooldown=0.7),
 )
 # How many of the 144 patches there are while it is learnt what items look like: all that show
 # anything, and some background. It costs a quarter.
