@@ -44,6 +44,7 @@ class Family(Protocol):
     early_layers: int
     spelling_layer: int
     mixed_precision: bool  # whether to train linear layers in bfloat16
+    steps: dict[str, int]  # of stages that take another number of steps than usual
     opening: str  # what comes before the visual tokens in a chat
     closing: str  # and right after them
 
@@ -90,6 +91,7 @@ class Llava:
     early_layers = llava.EARLY_LAYERS
     spelling_layer = llava.SPELLING_LAYER
     mixed_precision = False
+    steps: dict[str, int] = {}
     opening = "USER:"
     closing = ""
 
@@ -162,6 +164,13 @@ class Qwen:
     early_layers = qwen.EARLY_LAYERS
     spelling_layer = qwen.SPELLING_LAYER
     mixed_precision = True
+    # It starts with more of what it needs, and a step on whole pictures costs twice as much.
+    steps: dict[str, int] = {
+        "words": 1000,
+        "align": 1000,
+        "spell": 1000,
+        "pictures": 700,
+    }
     opening = "USER:<|vision_start|>"
     closing = "<|vision_end|>"
 

@@ -18,7 +18,7 @@ stopped goes on as if it had not been.
 import argparse
 import os
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -245,7 +245,8 @@ def run_folder(name: str) -> Path:
 def train(name: str, folder: Path, num_scenes: int, seed: int, until: str) -> Trainer:
     """Run the stages up to and including `until`, going on from the last checkpoint."""
     trainer = Trainer(name, load_pool(folder, num_scenes, FAMILIES[name].canvas), seed)
-    for stage in STAGES:
+    for usual in STAGES:
+        stage = replace(usual, steps=trainer.family.steps.get(usual.name, usual.steps))
         _run_stage(trainer, stage, folder / f"{stage.name}.pt")
         if stage.name == until:
             break
