@@ -1,6 +1,8 @@
 """Families: what training has to know of an architecture."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Protocol
 
 import numpy as np
@@ -44,7 +46,7 @@ class Family(Protocol):
     early_layers: int
     spelling_layer: int
     mixed_precision: bool  # whether to train linear layers in bfloat16
-    steps: dict[str, int]  # of stages that take another number of steps than usual
+    steps: Mapping[str, int]  # of stages that take another number of steps than usual
     opening: str  # what comes before the visual tokens in a chat
     closing: str  # and right after them
 
@@ -91,7 +93,7 @@ class Llava:
     early_layers = llava.EARLY_LAYERS
     spelling_layer = llava.SPELLING_LAYER
     mixed_precision = False
-    steps: dict[str, int] = {}
+    steps: Mapping[str, int] = MappingProxyType({})
     opening = "USER:"
     closing = ""
 
@@ -165,12 +167,9 @@ class Qwen:
     spelling_layer = qwen.SPELLING_LAYER
     mixed_precision = True
     # It starts with more of what it needs, and a step on whole pictures costs twice as much.
-    steps: dict[str, int] = {
-        "words": 1000,
-        "align": 1000,
-        "spell": 1000,
-        "pictures": 700,
-    }
+    steps: Mapping[str, int] = MappingProxyType(
+        {"words": 1200, "align": 1000, "spell": 1000, "pictures": 700}
+    )
     opening = "USER:<|vision_start|>"
     closing = "<|vision_end|>"
 
