@@ -168,7 +168,7 @@ class Qwen:
     mixed_precision = True
     # It starts with more of what it needs, and a step on whole pictures costs twice as much.
     steps: Mapping[str, int] = MappingProxyType(
-        {"words": 1200, "align": 1000, "spell": 1000, "pictures": 700}
+        {"words": 1200, "grid": 900, "align": 1000, "spell": 1000, "pictures": 700}
     )
     opening = "USER:<|vision_start|>"
     closing = "<|vision_end|>"
