@@ -42,6 +42,7 @@ from benchmarks.quality.questions import KINDS
 from benchmarks.quality.symbols import (
     Symbols,
     alignment_loss,
+    foreseen_options,
     spelling_loss,
     summary_loss,
     update_size,
@@ -85,6 +86,9 @@ STAGES = (
 _GLIMPSE = 44
 # Layers after the early ones shall change only what they must.
 _UPDATE_COST = 0.005
+
+# What is foreseen starts from nothing, late; it shall not drown what is known.
+_FORESIGHT_WEIGHT = 0.3
 
 
 class Trainer:
@@ -234,6 +238,13 @@ class Trainer:
             half_way = output.hidden_states[2][:, num_before:]
             whereabouts = whereabouts_loss(self.symbols, half_way, packed, batch)
             loss, correct["where"] = loss + whereabouts, whereabouts.item()
+        if self.family.foresees_options:
+            rows, columns, words = foreseen_options(packed, self.tokenizer)
+            if len(words):
+                asked = output.hidden_states[2][:, num_before:][rows, columns]
+                said = self.model.lm_head(self.model.model.language_model.norm(asked))
+                correct["foreseen"] = (said.argmax(-1) == words).float().mean().item()
+                loss = loss + _FORESIGHT_WEIGHT * functional.cross_entropy(said, words)
         return loss, correct
 
 
