@@ -1,6 +1,8 @@
 """Families: what training has to know of an architecture."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Protocol
 
 import numpy as np
@@ -44,6 +46,8 @@ class Family(Protocol):
     early_layers: int
     spelling_layer: int
     mixed_precision: bool  # whether to train linear layers in bfloat16
+    foresees_options: bool  # whether to teach the answer to a choice before its options
+    steps: Mapping[str, int]  # of stages that take another number of steps than usual
     opening: str  # what comes before the visual tokens in a chat
     closing: str  # and right after them
 
@@ -90,6 +94,8 @@ class Llava:
     early_layers = llava.EARLY_LAYERS
     spelling_layer = llava.SPELLING_LAYER
     mixed_precision = False
+    foresees_options = False
+    steps: Mapping[str, int] = MappingProxyType({})
     opening = "USER:"
     closing = ""
 
@@ -162,6 +168,11 @@ class Qwen:
     early_layers = qwen.EARLY_LAYERS
     spelling_layer = qwen.SPELLING_LAYER
     mixed_precision = True
+    foresees_options = True
+    # It starts with more of what it needs, and a step on whole pictures costs twice as much.
+    steps: Mapping[str, int] = MappingProxyType(
+        {"words": 1200, "grid": 1300, "align": 1000, "spell": 1000, "pictures": 700}
+    )
     opening = "USER:<|vision_start|>"
     closing = "<|vision_end|>"
 

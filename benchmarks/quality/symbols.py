@@ -237,3 +237,37 @@ def whereabouts_loss(
     place = batch["centers"][row, meant.int().argmax(1)] * 2 - 1
     state = functional.normalize(hidden[row, column], dim=-1) * hidden.shape[-1] ** 0.5
     return functional.mse_loss(symbols.whereabouts(state), place)
+
+
+def foreseen_options(
+    packed: PackedQuestions, tokenizer: PreTrainedTokenizerFast
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return where the question of a choice has been read, and the word that answers it.
+
+    Such questions can be answered before any option is named; those that ask which of the options
+    is in the picture cannot, and are left out.
+
+    Returns:
+        Row and column in `packed` of the last token before the options, and the last token of the
+        right option; `(n,)` each.
+    """
+    ids = tokenizer.get_vocab()
+    line, dot, first, these = (ids[token] for token in ("\n", ".", "A", " these"))
+    is_choice = packed.kinds == KINDS.index("choice")
+    found: list[tuple[int, int, int]] = []
+    for row in range(len(packed.tokens)):
+        for number in packed.segment[row][is_choice[row]].unique().tolist():
+            places = (packed.segment[row] == number).nonzero().flatten()
+            text = packed.tokens[row, places].tolist()
+            letter = int(packed.labels[row, places].max())
+            # By letter, the line break before each option.
+            options = {
+                text[n + 1]: n
+                for n in range(len(text) - 2)
+                if text[n] == line and text[n + 2] == dot
+            }
+            if these not in text:
+                end = text.index(line, options[letter] + 1)
+                found.append((row, int(places[options[first]]), text[end - 1]))
+    rows, columns, words = torch.tensor(found, dtype=torch.long).view(-1, 3).unbind(1)
+    return rows, columns, words

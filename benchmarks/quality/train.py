@@ -19,7 +19,7 @@ stopped goes on as if it had not been.
 import argparse
 import os
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +43,7 @@ from benchmarks.quality.questions import KINDS
 from benchmarks.quality.symbols import (
     Symbols,
     alignment_loss,
+    foreseen_options,
     spelling_loss,
     summary_loss,
     update_size,
@@ -87,6 +88,9 @@ STAGES = (
 _GLIMPSE = 44
 # Layers after the early ones shall change only what they must.
 _UPDATE_COST = 0.005
+
+# What is foreseen starts from nothing, late; it shall not drown what is known.
+_FORESIGHT_WEIGHT = 0.3
 
 
 class Trainer:
@@ -238,6 +242,13 @@ class Trainer:
             half_way = output.hidden_states[2][:, num_before:]
             whereabouts = whereabouts_loss(self.symbols, half_way, packed, batch)
             loss, correct["where"] = loss + whereabouts, whereabouts.item()
+        if self.family.foresees_options:
+            rows, columns, words = foreseen_options(packed, self.tokenizer)
+            if len(words):
+                asked = output.hidden_states[2][:, num_before:][rows, columns]
+                said = self.model.lm_head(self.model.model.language_model.norm(asked))
+                correct["foreseen"] = (said.argmax(-1) == words).float().mean().item()
+                loss = loss + _FORESIGHT_WEIGHT * functional.cross_entropy(said, words)
         return loss, correct
 
 
@@ -249,7 +260,8 @@ def run_folder(name: str) -> Path:
 def train(name: str, folder: Path, num_scenes: int, seed: int, until: str) -> Trainer:
     """Run the stages up to and including `until`, going on from the last checkpoint."""
     trainer = Trainer(name, load_pool(folder, num_scenes, FAMILIES[name].canvas), seed)
-    for stage in STAGES:
+    for usual in STAGES:
+        stage = replace(usual, steps=trainer.family.steps.get(usual.name, usual.steps))
         _run_stage(trainer, stage, folder / f"{stage.name}.pt")
         if stage.name == until:
             break

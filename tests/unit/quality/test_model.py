@@ -1,16 +1,18 @@
-"""The bundled model is the one that was committed, loads as it is, and answers."""
+"""Each bundled model is the one that was committed, loads as it is, and answers."""
 
 from fractions import Fraction
+from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoProcessor, AutoTokenizer, LlavaForConditionalGeneration
+from transformers import AutoModelForImageTextToText, AutoProcessor, AutoTokenizer
 
 from benchmarks.quality.ablate import run_trials
 from benchmarks.quality.cases import scene_ids
 from benchmarks.quality.drawing import draw_scene
 from benchmarks.quality.evaluate import pruned_settings
 from benchmarks.quality.export import HASHES, MODELS, WEIGHTS, sha256
+from benchmarks.quality.families import FAMILIES
 from benchmarks.quality.inference import PROFILE, Row, SceneModel, load_model
 from benchmarks.quality.pool import question_tokens
 from benchmarks.quality.questions import ask_one_of_each
@@ -18,12 +20,15 @@ from benchmarks.quality.scenes import sample_scene
 from benchmarks.quality.variants import OURS
 from msdg_vllm.profiles import EncoderProfile
 
-FOLDER = MODELS / "scenes-llava"
+
+@pytest.fixture(scope="module", params=sorted(p.parent.name for p in MODELS.glob("*/config.json")))
+def folder(request) -> Path:
+    return MODELS / request.param
 
 
 @pytest.fixture(scope="module")
-def model() -> SceneModel:
-    return load_model(FOLDER)
+def model(folder) -> SceneModel:
+    return load_model(folder)
 
 
 def _chat(processor, question):
@@ -32,41 +37,46 @@ def _chat(processor, question):
     return processor.apply_chat_template(messages, add_generation_prompt=True)
 
 
-def test_weights_are_those_of_the_hash_file_and_small():
-    listed, name = (FOLDER / HASHES).read_text().split()
+def test_weights_are_those_of_the_hash_file_and_small(folder):
+    listed, name = (folder / HASHES).read_text().split()
     assert name == WEIGHTS
-    assert sha256(FOLDER / WEIGHTS) == listed
-    assert (FOLDER / WEIGHTS).stat().st_size <= 12_000_000
+    assert sha256(folder / WEIGHTS) == listed
+    assert (folder / WEIGHTS).stat().st_size <= 12_000_000
 
 
-def test_every_weight_is_used_and_none_is_missing():
-    _, loading = LlavaForConditionalGeneration.from_pretrained(FOLDER, output_loading_info=True)
+def test_every_weight_is_used_and_none_is_missing(folder):
+    _, loading = AutoModelForImageTextToText.from_pretrained(folder, output_loading_info=True)
     assert not loading["missing_keys"]
     assert not loading["unexpected_keys"]
     assert not loading["mismatched_keys"]
 
 
-def test_the_processor_makes_one_placeholder_per_visual_token(model):
-    processor = AutoProcessor.from_pretrained(FOLDER)
+def test_the_processor_makes_one_placeholder_per_visual_token(folder, model):
+    family = FAMILIES[folder.name.removeprefix("scenes-")]
     for size in ((192, 192), (400, 100), (30, 90), (3, 2)):
         picture = draw_scene(sample_scene(0, "test")).resize(size)
-        inputs = processor(images=picture, text="USER:<image>\nHello\n", return_tensors="pt")
-        assert inputs.pixel_values.shape == (1, 3, 96, 96)
-        assert (inputs.input_ids == model.model.config.image_token_id).sum() == 144
+        text = f"{family.opening}{model.processor.image_token}{family.closing}\nHello\n"
+        inputs = model.processor(images=picture, text=text, return_tensors="pt")
+        rows, columns = family.canvas.form(*size)
+        assert (inputs.input_ids == model.model.config.image_token_id).sum() == rows * columns
+        (seen,) = model.see([picture])
+        assert len(seen.visual) == rows * columns
 
 
-def test_a_chat_request_has_the_tokens_of_training():
-    processor = AutoProcessor.from_pretrained(FOLDER)
+def test_a_chat_request_has_the_tokens_of_training(folder):
+    family = FAMILIES[folder.name.removeprefix("scenes-")]
+    processor = AutoProcessor.from_pretrained(folder)
     for question in ask_one_of_each(sample_scene(1, "test")):
-        rendered = AutoTokenizer.from_pretrained(FOLDER)(_chat(processor, question)).input_ids
+        rendered = AutoTokenizer.from_pretrained(folder)(_chat(processor, question)).input_ids
         tokens, prompt = question_tokens(processor.tokenizer, question.text, question.answer)
-        opening = processor.tokenizer("USER:<image>").input_ids
-        assert rendered == opening + tokens[:prompt]
+        picture = f"{family.opening}{processor.image_token}{family.closing}"
+        assert rendered == processor.tokenizer(picture).input_ids + tokens[:prompt]
 
 
 def test_the_profile_names_layers_the_tower_has(model):
-    profile = EncoderProfile.load(FOLDER / PROFILE)
-    assert max(profile.layers) <= model.model.config.vision_config.num_hidden_layers - 1
+    profile = EncoderProfile.load(model.folder / PROFILE)
+    assert max(profile.layers) <= model.num_layers - 1
+    assert profile.features_layer == model.output_layer
     assert profile.sink_coordinate < model.model.config.vision_config.hidden_size
 
 

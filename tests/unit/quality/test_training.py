@@ -15,6 +15,7 @@ from benchmarks.quality.packing import (
     sample_arrays,
 )
 from benchmarks.quality.pool import BACKGROUND, Pool, _draw_chunk
+from benchmarks.quality.symbols import foreseen_options
 from benchmarks.quality.tokenizer import build_tokenizer
 
 
@@ -60,6 +61,22 @@ def test_labels_are_the_answers_and_their_ends(pool):
             answer = told[told != IGNORED].tolist()
             assert packed.tokens[row][mine].tolist()[-len(answer) :] == answer
             assert answer[-1] == tokenizer.eos_token_id
+
+
+def test_what_is_foreseen_of_a_choice_is_its_right_option(pool):
+    tokenizer = build_tokenizer()
+    packed = pack_questions(pool, np.arange(12), np.random.default_rng(0), 12)
+    rows, columns, words = foreseen_options(packed, tokenizer)
+    assert len(words) > 6
+    for row, column, word in zip(rows, columns, words, strict=True):
+        mine = packed.segment[row] == packed.segment[row, column]
+        asked, *options, _, _, answer = (
+            tokenizer.decode(packed.tokens[row][mine]).strip().split("\n")
+        )
+        read = tokenizer.decode(packed.tokens[row][mine][: int(column - mine.int().argmax()) + 1])
+        assert read.strip() == asked
+        right = {option[0]: option[2:] for option in options}[answer.removesuffix("</s>")]
+        assert tokenizer.decode(word).strip() == right.strip()
 
 
 @torch.inference_mode()
