@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from argparse import Namespace
 from collections.abc import Awaitable
-from http import HTTPStatus
 
 from fastapi import FastAPI
 from starlette.datastructures import Headers
@@ -28,15 +27,8 @@ class KeyOnEveryPath(AuthenticationMiddleware):
         is_request = scope["type"] in ("http", "websocket") and scope.get("method") != "OPTIONS"
         path = scope.get("path", "").removeprefix(scope.get("root_path", ""))
         if is_request and path not in OPEN_PATHS and not self.verify_token(Headers(scope=scope)):
-            return _refusal()(scope, receive, send)
+            return JSONResponse({"error": "Unauthorized"}, 401)(scope, receive, send)
         return self.app(scope, receive, send)
-
-
-def _refusal() -> JSONResponse:
-    status = HTTPStatus.UNAUTHORIZED
-    message = "this server needs an API key; send it as `Authorization: Bearer KEY`"
-    error = {"message": message, "type": status.phrase, "param": None, "code": status}
-    return JSONResponse({"error": error}, status)
 
 
 def install(app: FastAPI, args: Namespace) -> None:

@@ -147,9 +147,7 @@ def test_both_engines_work(several: Server) -> None:
 @pytest.mark.parametrize("path", [CHAT, "/invocations", "/tokenize", "/v1/pruning", "/version"])
 def test_a_stranger_is_turned_away(several: Server, path: str) -> None:
     body = chat_body(user("hi"))
-    answer = httpx.post(several.url + path, json=body)
-    assert answer.status_code == 401
-    assert "API key" in answer.json()["error"]["message"]
+    assert httpx.post(several.url + path, json=body).status_code == 401
     assert httpx.get(several.url + path).status_code == 401
 
 
