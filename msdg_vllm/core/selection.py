@@ -13,6 +13,8 @@ from msdg_vllm.core.options import PAPER, Ranking, SelectionOptions
 from msdg_vllm.core.signals import full_precision, query_relevance
 from msdg_vllm.errors import ShapeError
 
+MASK = 0x7FFFFFFF  # 31 bits: products of two such integers stay exact in 64
+
 
 @dataclass(frozen=True, slots=True)
 class TokenScores:
@@ -169,9 +171,12 @@ def _signal(
 
 def _scrambled(index: Tensor, seed: int) -> Tensor:
     """A pseudo-random integer for each index, the same on every device: hashing in 31 bits."""
-    mask = 0x7FFFFFFF
-    values = (index + 1) * 0x9E3779B1 + (seed * 0x85EBCA6B & mask)
+    return mix((index + 1) * 0x9E3779B1 + (seed * 0x85EBCA6B & MASK))
+
+
+def mix(values: Tensor) -> Tensor:
+    """Spread integers over 31 bits so that they look random: multiply and shift."""
     for multiplier in (0x45D9F3B, 0x2C1B3C6D, 0x297A2D39):
-        values = values & mask
+        values = values & MASK
         values = (values ^ (values >> 15)) * multiplier
-    return values & mask
+    return values & MASK

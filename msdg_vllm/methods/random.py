@@ -3,11 +3,10 @@
 import torch
 from torch import Tensor
 
+from msdg_vllm.core.selection import MASK, mix
 from msdg_vllm.methods.image import Choice, Image, top_tokens
 from msdg_vllm.methods.method import Method
 from msdg_vllm.methods.needs import Encoder, Needs
-
-_MASK = 0x7FFFFFFF
 
 
 class RandomTokens(Method):
@@ -29,11 +28,8 @@ def _hashed(places: Tensor, seed: int) -> Tensor:
     """Return a number that looks random for each place, `(N,)`: multiply and shift in 31 bits."""
     values = places
     while True:
-        values = (values + 1) * 0x9E3779B1 + (seed & _MASK)
-        for multiplier in (0x45D9F3B, 0x2C1B3C6D, 0x297A2D39):
-            values = values & _MASK
-            values = (values ^ (values >> 15)) * multiplier
+        values = mix((values + 1) * 0x9E3779B1 + (seed & MASK))
         seed >>= 31
         if not seed:
             # 24 bits, which float32 holds exactly.
-            return (values & _MASK) >> 7
+            return values >> 7
