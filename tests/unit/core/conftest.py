@@ -1,20 +1,11 @@
 """Threads and batches in the tests of the core."""
 
-from collections.abc import Iterator
-
 import pytest
-import torch
 
 from msdg_vllm.core import analysis
+from tests.unit.threads import _single_thread
 
-
-@pytest.fixture(scope="module", autouse=True)
-def _single_thread() -> Iterator[None]:
-    """The tensors are tiny."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+__all__ = ["_rows_together", "_single_thread"]
 
 
 @pytest.fixture

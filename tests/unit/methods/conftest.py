@@ -1,15 +1,5 @@
 """Threads in the tests of the methods."""
 
-from collections.abc import Iterator
+from tests.unit.threads import _single_thread
 
-import pytest
-import torch
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _single_thread() -> Iterator[None]:
-    """The tensors are tiny."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+__all__ = ["_single_thread"]
