@@ -1,1 +1,1 @@
-"""Quality: our own small vision-language models, and the scenes and questions they answer."""
+"""Quality: how many answers survive pruning, by method and retention."""

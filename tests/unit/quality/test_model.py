@@ -10,14 +10,14 @@ from transformers import AutoModelForImageTextToText, AutoProcessor, AutoTokeniz
 from benchmarks.quality.ablate import run_trials
 from benchmarks.quality.cases import scene_ids
 from benchmarks.quality.drawing import draw_scene
-from benchmarks.quality.evaluate import pruned_settings
-from benchmarks.quality.export import HASHES, MODELS, WEIGHTS, sha256
-from benchmarks.quality.families import FAMILIES
 from benchmarks.quality.inference import PROFILE, Row, SceneModel, load_model
-from benchmarks.quality.pool import question_tokens
 from benchmarks.quality.questions import ask_one_of_each
 from benchmarks.quality.scenes import sample_scene
 from benchmarks.quality.variants import OURS
+from benchmarks.training.evaluate import pruned_settings
+from benchmarks.training.export import HASHES, MODELS, WEIGHTS, sha256
+from benchmarks.training.families import FAMILIES
+from benchmarks.training.pool import question_tokens
 from msdg_vllm.profiles import EncoderProfile
 
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from benchmarks.quality.drawing import draw_scene
-from benchmarks.quality.pool import BACKGROUND, patch_owners
 from benchmarks.quality.scenes import HELD_OUT_PAIRS, MAX_ITEMS, sample_scene
+from benchmarks.training.pool import BACKGROUND, patch_owners
 
 NUMBERS = range(300)
 

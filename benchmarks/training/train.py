@@ -1,4 +1,4 @@
-"""Train a bundled model: `python -m benchmarks.quality.train --model llava` or `qwen`.
+"""Train a bundled model: `python -m benchmarks.training.train --model llava` or `qwen`.
 
 Colour and shape are not bound to each other when everything is trained at once from scratch, so
 training goes in stages, each of which starts where the one before has ended:
@@ -29,8 +29,9 @@ from torch import Tensor
 from torch.nn import functional
 from tqdm import tqdm
 
-from benchmarks.quality.families import FAMILIES, Form
-from benchmarks.quality.packing import (
+from benchmarks.quality.questions import KINDS
+from benchmarks.training.families import FAMILIES, Form
+from benchmarks.training.packing import (
     IGNORED,
     choose_glimpse,
     choose_patches,
@@ -38,9 +39,8 @@ from benchmarks.quality.packing import (
     packed_mask,
     sample_arrays,
 )
-from benchmarks.quality.pool import Pool, load_pool
-from benchmarks.quality.questions import KINDS
-from benchmarks.quality.symbols import (
+from benchmarks.training.pool import Pool, load_pool
+from benchmarks.training.symbols import (
     Symbols,
     alignment_loss,
     foreseen_options,
@@ -254,7 +254,7 @@ class Trainer:
 
 def run_folder(name: str) -> Path:
     """Return where the training of a model keeps checkpoints and data if nothing else is said."""
-    return RUNS if name == "llava" else RUNS / name
+    return RUNS / name
 
 
 def train(name: str, folder: Path, num_scenes: int, seed: int, until: str) -> Trainer:

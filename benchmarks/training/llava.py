@@ -12,7 +12,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from benchmarks.quality.tokenizer import IMAGE_TOKEN
+from benchmarks.training.tokenizer import IMAGE_TOKEN
 
 IMAGE_SIDE = 96
 PATCH_SIDE = 8

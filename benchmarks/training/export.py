@@ -9,8 +9,8 @@ import torch
 from safetensors.torch import save_file
 from transformers import GenerationConfig
 
-from benchmarks.quality.families import FAMILIES, Family
-from benchmarks.quality.train import run_folder
+from benchmarks.training.families import FAMILIES, Family
+from benchmarks.training.train import run_folder
 
 MODELS = Path(__file__).parents[2] / "models"
 WEIGHTS = "model.safetensors"

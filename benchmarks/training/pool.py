@@ -15,7 +15,6 @@ import numpy as np
 from tqdm import tqdm
 from transformers import PreTrainedTokenizerFast
 
-from benchmarks.quality.canvas import Canvas
 from benchmarks.quality.drawing import draw_scene
 from benchmarks.quality.questions import KINDS, ask
 from benchmarks.quality.scenes import (
@@ -27,7 +26,8 @@ from benchmarks.quality.scenes import (
     Split,
     sample_scene,
 )
-from benchmarks.quality.tokenizer import build_tokenizer
+from benchmarks.training.canvas import Canvas
+from benchmarks.training.tokenizer import build_tokenizer
 
 NAMES = (*SHAPES, "sign")
 MAX_CODE = 3

@@ -15,8 +15,8 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import apply_rotary_pos_emb_vision
 
-from benchmarks.quality.canvas import AnyForm
-from benchmarks.quality.tokenizer import QWEN_TOKENS
+from benchmarks.training.canvas import AnyForm
+from benchmarks.training.tokenizer import QWEN_TOKENS
 
 PATCH_SIDE = 4
 # A square picture of any size becomes 96 x 96 pixels, 12 x 12 tokens; others about as many.

@@ -17,12 +17,11 @@ from transformers import (
     Qwen2VLVideoProcessor,
 )
 
-from benchmarks.quality import architecture as llava
-from benchmarks.quality import qwen
-from benchmarks.quality.canvas import Canvas, Square
-from benchmarks.quality.pool import Pool
-from benchmarks.quality.symbols import Symbols
-from benchmarks.quality.tokenizer import build_qwen_tokenizer, build_tokenizer
+from benchmarks.training import llava, qwen
+from benchmarks.training.canvas import Canvas, Square
+from benchmarks.training.pool import Pool
+from benchmarks.training.symbols import Symbols
+from benchmarks.training.tokenizer import build_qwen_tokenizer, build_tokenizer
 
 CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
 CLIP_STD = (0.26862954, 0.26130258, 0.27577711)

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.quality.pool import BACKGROUND, Pool
 from benchmarks.quality.scenes import MAX_ITEMS
+from benchmarks.training.pool import BACKGROUND, Pool
 
 IGNORED = -100
 

@@ -1,4 +1,4 @@
-"""Evaluate a saved model without a server: `python -m benchmarks.quality.evaluate`.
+"""Evaluate a saved model without a server: `python -m benchmarks.training.evaluate`.
 
 What training is watched with: accuracy per kind of question on scenes never trained on, unpruned,
 with our method and at random.
@@ -43,7 +43,7 @@ def main() -> None:
     marks = run_trials(model, scene_ids(SPLITS, 1, arguments.scenes), settings)
     facts = {
         **provenance(arguments.model),
-        "command": f"python -m benchmarks.quality.evaluate --scenes {arguments.scenes} "
+        "command": f"python -m benchmarks.training.evaluate --scenes {arguments.scenes} "
         f"--dtype {arguments.dtype}{' --unpruned' if arguments.unpruned else ''}",
         "dtype": arguments.dtype,
         "scenes": {"splits": SPLITS, "seeds": 1, "per_seed": arguments.scenes},

@@ -1,4 +1,4 @@
-"""Calibrate the encoder profile of a bundled model: `python -m benchmarks.quality.calibrate`.
+"""Calibrate the encoder profile of a bundled model: `python -m benchmarks.training.calibrate`.
 
 As the paper does, on training pictures: the sink layer is where the largest update exceeds the
 median update most, among layers whose large updates do not lie on the foreground; the sink
@@ -16,10 +16,10 @@ from torch import Tensor
 from tqdm import tqdm
 
 from benchmarks.quality.drawing import draw_scene
-from benchmarks.quality.export import MODELS
 from benchmarks.quality.inference import PROFILE, SceneModel, Seen, load_model
-from benchmarks.quality.pool import patch_owners
 from benchmarks.quality.scenes import Scene, sample_scene
+from benchmarks.training.export import MODELS
+from benchmarks.training.pool import patch_owners
 from msdg_vllm.profiles import EncoderProfile
 
 _TOP = 0.3  # share of tokens ranked by update magnitude, as in the paper

@@ -16,11 +16,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import PreTrainedTokenizerFast
 
-from benchmarks.quality.packing import PackedQuestions
-from benchmarks.quality.pool import BACKGROUND, MAX_CODE, NAMES
 from benchmarks.quality.questions import KINDS
 from benchmarks.quality.scenes import CHARACTER_WIDTH, CHARACTERS, COLORS
-from benchmarks.quality.tokenizer import PLURALS
+from benchmarks.training.packing import PackedQuestions
+from benchmarks.training.pool import BACKGROUND, MAX_CODE, NAMES
+from benchmarks.training.tokenizer import PLURALS
 
 _FREQUENCIES = (1, 2, 4, 8)
 _REACH = 6.0  # tokens from a patch to the centre of its item that count as 1

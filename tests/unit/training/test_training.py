@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.quality.architecture import GRID, IMAGE_SIDE, build_llava, encode_pictures
-from benchmarks.quality.canvas import Square
-from benchmarks.quality.packing import (
+from benchmarks.training.canvas import Square
+from benchmarks.training.llava import GRID, IMAGE_SIDE, build_llava, encode_pictures
+from benchmarks.training.packing import (
     IGNORED,
     choose_glimpse,
     choose_patches,
@@ -14,9 +14,9 @@ from benchmarks.quality.packing import (
     packed_mask,
     sample_arrays,
 )
-from benchmarks.quality.pool import BACKGROUND, Pool, _draw_chunk
-from benchmarks.quality.symbols import foreseen_options
-from benchmarks.quality.tokenizer import build_tokenizer
+from benchmarks.training.pool import BACKGROUND, Pool, _draw_chunk
+from benchmarks.training.symbols import foreseen_options
+from benchmarks.training.tokenizer import build_tokenizer
 
 
 @pytest.fixture(scope="module")
