@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 from transformers import GenerationConfig
 
 from benchmarks.training.families import FAMILIES, Family
-from benchmarks.training.train import run_folder
+from benchmarks.training.train import STAGES, run_folder
 
 MODELS = Path(__file__).parents[2] / "models"
 WEIGHTS = "model.safetensors"
@@ -40,6 +40,7 @@ def export(family: Family, model: Any, folder: Path) -> None:
     weights = {family.published_name(name): weight for name, weight in model.state_dict().items()}
     weights = {name: tensor.contiguous() for name, tensor in weights.items()}
     save_file(weights, folder / WEIGHTS, metadata={"format": "pt"})
+    (folder / WEIGHTS).chmod(0o644)  # readable by whoever serves it
     family.processor(tokenizer).save_pretrained(folder)
     size = (folder / WEIGHTS).stat().st_size
     if size > _MAX_BYTES:
@@ -58,7 +59,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, help="default: models/scenes-MODEL")
     arguments = parser.parse_args()
     family = FAMILIES[arguments.model]
-    checkpoint = arguments.checkpoint or run_folder(arguments.model) / "pictures.pt"
+    checkpoint = arguments.checkpoint or run_folder(arguments.model) / f"{STAGES[-1].name}.pt"
     output = arguments.output or MODELS / f"scenes-{arguments.model}"
     model = family.build(family.tokenizer())
     saved = torch.load(checkpoint, weights_only=True)
