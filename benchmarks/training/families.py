@@ -45,7 +45,8 @@ class Family(Protocol):
     early_layers: int
     spelling_layer: int
     mixed_precision: bool  # whether to train linear layers in bfloat16
-    foresees_options: bool  # whether to teach the answer to a choice before its options
+    counting_weight: float  # of a count among the answers; those of two and more are rare
+    taught_half_way: bool  # whether to teach what a count and a choice build on, too
     steps: Mapping[str, int]  # of stages that take another number of steps than usual
     opening: str  # what comes before the visual tokens in a chat
     closing: str  # and right after them
@@ -93,7 +94,8 @@ class Llava:
     early_layers = llava.EARLY_LAYERS
     spelling_layer = llava.SPELLING_LAYER
     mixed_precision = False
-    foresees_options = False
+    counting_weight = 1.0
+    taught_half_way = False
     steps: Mapping[str, int] = MappingProxyType({})
     opening = "USER:"
     closing = ""
@@ -167,10 +169,11 @@ class Qwen:
     early_layers = qwen.EARLY_LAYERS
     spelling_layer = qwen.SPELLING_LAYER
     mixed_precision = True
-    foresees_options = True
+    counting_weight = 3.0
+    taught_half_way = True
     # It starts with more of what it needs, and a step on whole pictures costs twice as much.
     steps: Mapping[str, int] = MappingProxyType(
-        {"words": 1200, "grid": 1300, "align": 1000, "spell": 1000, "pictures": 700}
+        {"words": 1200, "grid": 1500, "align": 1000, "spell": 1600, "pictures": 700}
     )
     opening = "USER:<|vision_start|>"
     closing = "<|vision_end|>"
@@ -221,9 +224,13 @@ class Qwen:
         return [model.model.visual]
 
     def choose_scenes(self, pool: Pool, number: int, rng: np.random.Generator) -> np.ndarray:
+        # Codes are cut anywhere unless a picture is square: other forms have more to teach than
+        # their number says.
         assert pool.forms is not None
-        form = pool.forms[rng.integers(len(pool))]
-        alike = np.flatnonzero((pool.forms == form).all(axis=1))
+        areas = pool.forms.astype(np.int64) @ (1, 1000)
+        forms, counts = np.unique(areas, return_counts=True)
+        weights = counts**0.5
+        alike = np.flatnonzero(areas == rng.choice(forms, p=weights / weights.sum()))
         return alike[rng.integers(len(alike), size=number)]
 
     def encode(

@@ -16,9 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import PreTrainedTokenizerFast
 
-from benchmarks.quality.questions import KINDS
 from benchmarks.quality.scenes import CHARACTER_WIDTH, CHARACTERS, COLORS
-from benchmarks.training.packing import PackedQuestions
 from benchmarks.training.pool import BACKGROUND, MAX_CODE, NAMES
 from benchmarks.training.tokenizer import PLURALS
 
@@ -53,6 +51,7 @@ class Symbols(nn.Module):
         self.spelling = nn.Linear(tower_width, MAX_CODE * len(CHARACTERS))
         self.summary = nn.Linear(tower_width, len(COLORS) + len(NAMES))
         self.whereabouts = nn.Linear(width, 2)
+        self.firsts = nn.Linear(width, 1)
 
     @torch.no_grad()
     def _tie_word_forms(self, tokenizer: PreTrainedTokenizerFast) -> None:
@@ -205,69 +204,3 @@ def update_size(states: Sequence[Tensor]) -> Tensor:
         for before, after in pairwise(states)
     ]
     return torch.stack(sizes).mean()
-
-
-def whereabouts_loss(
-    symbols: Symbols, hidden: Tensor, packed: PackedQuestions, batch: dict[str, Tensor]
-) -> Tensor:
-    """How badly the place of an item is read where a question about positions names it.
-
-    Comparing two places does not begin to be learnt before the places are known; this teaches
-    the language model to look them up.
-
-    Args:
-        symbols: Holds the reader.
-        hidden: The language model's state half way, `(B, T, D)`.
-        packed: The questions.
-        batch: The truth.
-    """
-    vocabulary = len(symbols.words)
-    name_of, color_of = torch.full((2, vocabulary), -1)
-    name_of[symbols.name_ids] = torch.arange(len(symbols.name_ids))
-    color_of[symbols.color_ids] = torch.arange(len(symbols.color_ids))
-    name = name_of[packed.tokens]
-    color = color_of[packed.tokens].roll(1, dims=1)  # the colour word comes just before
-    row, column = ((packed.kinds == KINDS.index("position")) & (name >= 0)).nonzero(as_tuple=True)
-    if not len(row):
-        return torch.zeros(())
-    meant_name, meant_color = name[row, column, None], color[row, column, None]
-    meant = (batch["names"][row] == meant_name) & (
-        (batch["colors"][row] == meant_color) | (meant_color < 0)
-    )
-    place = batch["centers"][row, meant.int().argmax(1)] * 2 - 1
-    state = functional.normalize(hidden[row, column], dim=-1) * hidden.shape[-1] ** 0.5
-    return functional.mse_loss(symbols.whereabouts(state), place)
-
-
-def foreseen_options(
-    packed: PackedQuestions, tokenizer: PreTrainedTokenizerFast
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return where the question of a choice has been read, and the word that answers it.
-
-    Such questions can be answered before any option is named; those that ask which of the options
-    is in the picture cannot, and are left out.
-
-    Returns:
-        Row and column in `packed` of the last token before the options, and the last token of the
-        right option; `(n,)` each.
-    """
-    ids = tokenizer.get_vocab()
-    line, dot, first, these = (ids[token] for token in ("\n", ".", "A", " these"))
-    is_choice = packed.kinds == KINDS.index("choice")
-    found: list[tuple[int, int, int]] = []
-    for row in range(len(packed.tokens)):
-        for number in packed.segment[row][is_choice[row]].unique().tolist():
-            places = (packed.segment[row] == number).nonzero().flatten()
-            text = packed.tokens[row, places].tolist()
-            letter = int(packed.labels[row, places].max())
-            # By letter, the line break before each option.
-            options = {
-                text[n + 1]: n
-                for n in range(len(text) - 2)
-                if text[n] == line and text[n + 2] == dot
-            }
-            if these not in text:
-                end = text.index(line, options[letter] + 1)
-                found.append((row, int(places[options[first]]), text[end - 1]))
-    rows, columns, words = torch.tensor(found, dtype=torch.long).view(-1, 3).unbind(1)
-    return rows, columns, words

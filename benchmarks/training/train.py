@@ -31,8 +31,15 @@ from tqdm import tqdm
 
 from benchmarks.quality.questions import KINDS
 from benchmarks.training.families import FAMILIES, Form
+from benchmarks.training.lessons import (
+    firsts_loss,
+    foreseen_options,
+    judged_options,
+    whereabouts_loss,
+)
 from benchmarks.training.packing import (
     IGNORED,
+    PackedQuestions,
     choose_glimpse,
     choose_patches,
     pack_questions,
@@ -43,11 +50,9 @@ from benchmarks.training.pool import Pool, load_pool
 from benchmarks.training.symbols import (
     Symbols,
     alignment_loss,
-    foreseen_options,
     spelling_loss,
     summary_loss,
     update_size,
-    whereabouts_loss,
 )
 
 RUNS = Path(__file__).parent / "runs"
@@ -89,8 +94,8 @@ _GLIMPSE = 44
 # Layers after the early ones shall change only what they must.
 _UPDATE_COST = 0.005
 
-# What is foreseen starts from nothing, late; it shall not drown what is known.
-_FORESIGHT_WEIGHT = 0.3
+# There are more options than answers; they shall not drown them.
+_OPTIONS_WEIGHT = 0.3
 
 
 class Trainer:
@@ -182,6 +187,7 @@ class Trainer:
                 num_kept = int(num_tokens * (least / num_tokens) ** rng.random())
             kept = choose_patches(batch["owner"], num_kept, generator)
         tokens = tokens.gather(1, kept.unsqueeze(-1).expand(-1, -1, tokens.shape[-1]))
+        batch["owner"] = batch["owner"].gather(1, kept)
         positions = self.family.positions(patches.gather(1, kept), form)
         answer, correct = self._answer_loss(tokens, *positions, scenes, batch, stage, rng)
         return answer + alignment, correct
@@ -237,18 +243,42 @@ class Trainer:
             for kind, name in enumerate(KINDS)
             if (kinds == kind).any()
         }
-        loss = functional.cross_entropy(logits, labels)
+        losses = functional.cross_entropy(logits, labels, reduction="none")
+        counting = packed.kinds[wanted] == KINDS.index("counting")
+        weights = torch.where(counting, self.family.counting_weight, 1.0)
+        loss = (losses * weights).sum() / weights.sum()
+        states = output.hidden_states
         if stage.name in ("words", "grid"):
-            half_way = output.hidden_states[2][:, num_before:]
-            whereabouts = whereabouts_loss(self.symbols, half_way, packed, batch)
+            whereabouts = whereabouts_loss(self.symbols, states[2][:, num_before:], packed, batch)
             loss, correct["where"] = loss + whereabouts, whereabouts.item()
-        if self.family.foresees_options:
-            rows, columns, words = foreseen_options(packed, self.tokenizer)
+        if self.family.taught_half_way:
+            shown = states[2][:, len(self.opening) :][:, : visual.shape[1]]
+            firsts, correct["firsts"] = firsts_loss(self.symbols, shown, batch["owner"])
+            options, learnt = self._options_loss([s[:, num_before:] for s in states], packed)
+            loss = loss + firsts + options
+            correct |= learnt
+        return loss, correct
+
+    def _options_loss(
+        self, states: list[Tensor], packed: PackedQuestions
+    ) -> tuple[Tensor, dict[str, float]]:
+        """How badly the answer to a choice is foreseen, and each option judged.
+
+        Args:
+            states: Of the packed text, entering each layer, `(B, T, D)`.
+            packed: The questions.
+        """
+        lessons = {
+            "foreseen": (states[2], foreseen_options(packed, self.tokenizer)),
+            "judged": (states[3], judged_options(packed, self.tokenizer)),
+        }
+        loss, correct = torch.zeros(()), {}
+        for name, (state, (rows, columns, words)) in lessons.items():
             if len(words):
-                asked = output.hidden_states[2][:, num_before:][rows, columns]
-                said = self.model.lm_head(self.model.model.language_model.norm(asked))
-                correct["foreseen"] = (said.argmax(-1) == words).float().mean().item()
-                loss = loss + _FORESIGHT_WEIGHT * functional.cross_entropy(said, words)
+                final = self.model.model.language_model.norm(state[rows, columns])
+                said = self.model.lm_head(final)
+                correct[name] = (said.argmax(-1) == words).float().mean().item()
+                loss = loss + _OPTIONS_WEIGHT * functional.cross_entropy(said, words)
         return loss, correct
 
 

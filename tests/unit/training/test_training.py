@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from benchmarks.training.canvas import Square
+from benchmarks.training.lessons import firsts_loss, foreseen_options, judged_options
 from benchmarks.training.llava import GRID, IMAGE_SIDE, build_llava, encode_pictures
 from benchmarks.training.packing import (
     IGNORED,
@@ -14,8 +15,8 @@ from benchmarks.training.packing import (
     packed_mask,
     sample_arrays,
 )
-from benchmarks.training.pool import BACKGROUND, Pool, _draw_chunk
-from benchmarks.training.symbols import foreseen_options
+from benchmarks.training.pool import BACKGROUND, UNCLEAR, Pool, _draw_chunk
+from benchmarks.training.symbols import Symbols
 from benchmarks.training.tokenizer import build_tokenizer
 
 
@@ -77,6 +78,39 @@ def test_what_is_foreseen_of_a_choice_is_its_right_option(pool):
         assert read.strip() == asked
         right = {option[0]: option[2:] for option in options}[answer.removesuffix("</s>")]
         assert tokenizer.decode(word).strip() == right.strip()
+
+
+def test_only_the_right_option_of_a_choice_is_judged_right(pool):
+    tokenizer = build_tokenizer()
+    packed = pack_questions(pool, np.arange(12), np.random.default_rng(0), 12)
+    rows, columns, verdicts = judged_options(packed, tokenizer)
+    judged: dict[tuple[int, int], list[str]] = {}
+    for row, column, verdict in zip(rows.tolist(), columns.tolist(), verdicts, strict=True):
+        assert tokenizer.decode(packed.tokens[row, column + 1]) == "\n"
+        question = (row, int(packed.segment[row, column]))
+        judged.setdefault(question, []).append(tokenizer.decode(verdict))
+    assert len(judged) > 6
+    for (row, number), said in judged.items():
+        letter = packed.labels[row][packed.segment[row] == number].max()
+        assert said == ["yes" if mine == tokenizer.decode(letter) else "no" for mine in "ABCD"]
+
+
+@torch.inference_mode()
+def test_the_first_token_of_an_item_is_the_one_that_none_of_it_precedes():
+    tokenizer = build_tokenizer()
+    symbols = Symbols(tokenizer, torch.nn.Embedding(len(tokenizer), 8), 8)
+    symbols.firsts.weight.copy_(torch.eye(8)[:1] * 9)
+    symbols.firsts.bias.zero_()
+    owner = torch.tensor([[BACKGROUND, 0, 1, 0, 1, UNCLEAR, 2], [1, 1, 1, BACKGROUND, 0, 0, 1]])
+    first = torch.tensor([[0, 1, 1, 0, 0, 0, 1], [1, 0, 0, 0, 1, 0, 0]]).bool()
+    told = torch.zeros(2, 7, 8)
+    told[..., 0] = torch.where(first, 1.0, -1.0)
+    loss, share = firsts_loss(symbols, told, owner)
+    assert share == 1.0
+    assert loss < 1e-6
+    told[0, 4, 0] = 1.0
+    _, share = firsts_loss(symbols, told, owner)
+    assert share == pytest.approx(10 / 11)
 
 
 @torch.inference_mode()

@@ -1,0 +1,137 @@
+"""Lessons: what the language model learns to know half way, where answers build on it.
+
+Comparing two places, counting items of several tokens each and picking an option hardly begin to be
+learnt before the model knows what is compared, counted or picked.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from transformers import PreTrainedTokenizerFast
+
+from benchmarks.quality.questions import KINDS, LETTERS
+from benchmarks.training.packing import PackedQuestions
+from benchmarks.training.symbols import Symbols
+
+
+def whereabouts_loss(
+    symbols: Symbols, hidden: Tensor, packed: PackedQuestions, batch: dict[str, Tensor]
+) -> Tensor:
+    """How badly the place of an item is read where a question about positions names it.
+
+    Comparing two places does not begin to be learnt before the places are known; this teaches
+    the language model to look them up.
+
+    Args:
+        symbols: Holds the reader.
+        hidden: The language model's state half way, `(B, T, D)`.
+        packed: The questions.
+        batch: The truth.
+    """
+    vocabulary = len(symbols.words)
+    name_of, color_of = torch.full((2, vocabulary), -1)
+    name_of[symbols.name_ids] = torch.arange(len(symbols.name_ids))
+    color_of[symbols.color_ids] = torch.arange(len(symbols.color_ids))
+    name = name_of[packed.tokens]
+    color = color_of[packed.tokens].roll(1, dims=1)  # the colour word comes just before
+    row, column = ((packed.kinds == KINDS.index("position")) & (name >= 0)).nonzero(as_tuple=True)
+    if not len(row):
+        return torch.zeros(())
+    meant_name, meant_color = name[row, column, None], color[row, column, None]
+    meant = (batch["names"][row] == meant_name) & (
+        (batch["colors"][row] == meant_color) | (meant_color < 0)
+    )
+    place = batch["centers"][row, meant.int().argmax(1)] * 2 - 1
+    state = functional.normalize(hidden[row, column], dim=-1) * hidden.shape[-1] ** 0.5
+    return functional.mse_loss(symbols.whereabouts(state), place)
+
+
+def firsts_loss(symbols: Symbols, hidden: Tensor, owner: Tensor) -> tuple[Tensor, float]:
+    """How badly a visual token tells whether it is the first of its item, and how often it does.
+
+    Counting items that have several tokens each takes no more than counting such.
+
+    Args:
+        symbols: Holds the reader.
+        hidden: The language model's state half way at the visual tokens, `(B, n, D)`.
+        owner: Of those tokens, `(B, n)`.
+    """
+    shown = owner >= 0
+    again = (owner.unsqueeze(2) == owner.unsqueeze(1)).tril(-1).any(-1)[shown]
+    state = functional.normalize(hidden[shown], dim=-1) * hidden.shape[-1] ** 0.5
+    said = symbols.firsts(state).squeeze(-1)
+    loss = functional.binary_cross_entropy_with_logits(said, (~again).float())
+    return loss, ((said < 0) == again).float().mean().item()
+
+
+def foreseen_options(
+    packed: PackedQuestions, tokenizer: PreTrainedTokenizerFast
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return where the question of a choice has been read, and the word that answers it.
+
+    Such questions can be answered before any option is named; those that ask which of the options
+    is in the picture cannot, and are left out.
+
+    Returns:
+        Row and column in `packed` of the last token before the options, and the last token of the
+        right option; `(n,)` each.
+    """
+    these = tokenizer.convert_tokens_to_ids(" these")
+    found = [
+        (row, options[0].start, options[right].word)
+        for row, text, options, right in _choices(packed, tokenizer)
+        if these not in text
+    ]
+    rows, columns, words = torch.tensor(found, dtype=torch.long).view(-1, 3).unbind(1)
+    return rows, columns, words
+
+
+def judged_options(
+    packed: PackedQuestions, tokenizer: PreTrainedTokenizerFast
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return row and column in `packed` of each option's last token, and "yes" if it is right.
+
+    Returns:
+        Rows, columns and tokens of "yes" or "no"; `(n,)` each.
+    """
+    no, yes = tokenizer.convert_tokens_to_ids(["no", "yes"])
+    found = [
+        (row, option.end, yes if number == right else no)
+        for row, _, options, right in _choices(packed, tokenizer)
+        for number, option in enumerate(options)
+    ]
+    rows, columns, verdicts = torch.tensor(found, dtype=torch.long).view(-1, 3).unbind(1)
+    return rows, columns, verdicts
+
+
+@dataclass(frozen=True, slots=True)
+class _Option:
+    start: int  # column of the line break before it
+    end: int  # column of its last token
+    word: int  # that token
+
+
+def _choices(
+    packed: PackedQuestions, tokenizer: PreTrainedTokenizerFast
+) -> Iterator[tuple[int, list[int], list[_Option], int]]:
+    """Yield row, text, options and the number of the right option of every choice."""
+    ids = tokenizer.get_vocab()
+    line, dot = ids["\n"], ids["."]
+    letters = [ids[letter] for letter in LETTERS]
+    is_choice = packed.kinds == KINDS.index("choice")
+    for row in range(len(packed.tokens)):
+        for number in packed.segment[row][is_choice[row]].unique().tolist():
+            places = (packed.segment[row] == number).nonzero().flatten().tolist()
+            text = packed.tokens[row, places].tolist()
+            lines = [n for n, token in enumerate(text) if token == line]
+            options = [
+                _Option(places[start], places[end - 1], text[end - 1])
+                for start, end in pairwise(lines)
+                if text[start + 1] in letters and text[start + 2] == dot
+            ]
+            right = letters.index(int(packed.labels[row, places].max()))
+            yield row, text, options, right
