@@ -80,7 +80,7 @@ def foreseen_options(
         Row and column in `packed` of the last token before the options, and the last token of the
         right option; `(n,)` each.
     """
-    these = tokenizer.convert_tokens_to_ids(" these")
+    these = tokenizer.get_vocab()[" these"]
     found = [
         (row, options[0].start, options[right].word)
         for row, text, options, right in _choices(packed, tokenizer)
@@ -98,7 +98,8 @@ def judged_options(
     Returns:
         Rows, columns and tokens of "yes" or "no"; `(n,)` each.
     """
-    no, yes = tokenizer.convert_tokens_to_ids(["no", "yes"])
+    ids = tokenizer.get_vocab()
+    no, yes = ids["no"], ids["yes"]
     found = [
         (row, option.end, yes if number == right else no)
         for row, _, options, right in _choices(packed, tokenizer)
