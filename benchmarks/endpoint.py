@@ -1,4 +1,4 @@
-"""Servers of a benchmark: started as subprocesses on loopback, and always stopped."""
+"""Servers of benchmarks and tests: started as subprocesses on loopback, and always stopped."""
 
 import os
 import signal
@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 import requests
@@ -17,6 +18,14 @@ PRUNING_SERVER = "server"
 STOCK_SERVER = "vllm.entrypoints.openai.api_server"
 START_SECONDS = 900
 STOP_SECONDS = 30
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """A server that is healthy."""
+
+    url: str
+    process: subprocess.Popen[bytes]
 
 
 class StartError(Exception):
@@ -29,8 +38,8 @@ def running(
     options: Sequence[str],
     log: Path,
     environment: Mapping[str, str] | None = None,
-) -> Iterator[str]:
-    """Start `python -m module`, wait until it is healthy, yield its address; stop it at the end.
+) -> Iterator[Started]:
+    """Start `python -m module`, wait until it is healthy, yield it; stop it at the end.
 
     It is stopped whatever ends the block, SIGTERM included.
     """
@@ -52,7 +61,7 @@ def running(
         try:
             url = f"http://127.0.0.1:{port}"
             _await_health(url, process, log)
-            yield url
+            yield Started(url, process)
         finally:
             _stop(process)
 

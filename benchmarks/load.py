@@ -60,7 +60,8 @@ def run(arguments: argparse.Namespace) -> int:
             environment = {
                 name: text for name, text in BUNDLED_ENVIRONMENT.items() if name not in os.environ
             }
-            host = stack.enter_context(running(PRUNING_SERVER, BUNDLED_OPTIONS, log, environment))
+            server = running(PRUNING_SERVER, BUNDLED_OPTIONS, log, environment)
+            host = stack.enter_context(server).url
         print(f"==> Sending {arguments.users} users to {host} for {arguments.time}", flush=True)
         done = subprocess.run(locust_command(arguments, host), cwd=ROOT, check=False)
     if not (folder / ANSWERS).is_file():

@@ -247,7 +247,7 @@ def run(arguments: argparse.Namespace) -> Results:
         )
         bar.update()
         benchmark = Benchmark(
-            Server(stock), Server(pruning), arguments.retention, arguments.max_tokens
+            Server(stock.url), Server(pruning.url), arguments.retention, arguments.max_tokens
         )
         bar.set_description("warm-up")
         follow(benchmark.sample_round(0))

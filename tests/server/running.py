@@ -3,12 +3,7 @@
 from __future__ import annotations
 
 import base64
-import os
-import signal
-import socket
 import subprocess
-import sys
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,11 +15,11 @@ import httpx
 import openai
 from PIL import Image
 
+from benchmarks.endpoint import running
+
 MODEL = "tiny-llava"
 MAX_MODEL_LEN = 2048
 MAX_IMAGES = 4
-START_SECONDS = 400
-ROOT = Path(__file__).resolve().parents[2]
 OPTIONS = (
     "--served-model-name",
     MODEL,
@@ -89,49 +84,10 @@ def running_server(
     environment: Mapping[str, str] | None = None,
 ) -> Iterator[Server]:
     """Start a server, wait until it is healthy, stop it at the end."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    url = f"http://127.0.0.1:{port}"
-    command = [sys.executable, "-m", module, "--model", str(folder), "--host=127.0.0.1"]
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            [*command, f"--port={port}", *OPTIONS, *options],
-            cwd=ROOT,
-            env={**os.environ, **ENVIRONMENT, **(environment or {})},
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            # A group of its own, so that nothing of it outlives the test.
-            start_new_session=True,
-        )
-        try:
-            _await_health(url, process, log)
-            yield Server(url, process, log, (environment or {}).get("VLLM_API_KEY", "none"))
-        finally:
-            _stop(process)
-
-
-def _await_health(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
-    deadline = time.monotonic() + START_SECONDS
-    while time.monotonic() < deadline:
-        if process.poll() is not None:
-            break
-        try:
-            if httpx.get(f"{url}/health", timeout=5).status_code == 200:
-                return
-        except httpx.HTTPError:
-            time.sleep(0.5)
-    tail = "\n".join(log.read_text(errors="replace").splitlines()[-60:])
-    raise AssertionError(f"the server did not start; the end of its log:\n{tail}")
-
-
-def _stop(process: subprocess.Popen[bytes]) -> None:
-    process.terminate()
-    try:
-        process.wait(30)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+    extra = dict(environment or {})
+    command = ["--model", str(folder), *OPTIONS, *options]
+    with running(module, command, log, ENVIRONMENT | extra) as started:
+        yield Server(started.url, started.process, log, extra.get("VLLM_API_KEY", "none"))
 
 
 def data_url(picture: Image.Image | bytes, kind: str = "png") -> str:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.endpoint import ROOT
 from benchmarks.paper.__main__ import VENV
 from benchmarks.paper.cells import Cell, CellStore
 from benchmarks.paper.columns import BENCHMARKS
@@ -22,7 +23,7 @@ from benchmarks.paper.measuring import Measurement
 from benchmarks.paper.scenes import SCENES
 from benchmarks.paper.tables import paper_tables
 from tests.pictures import make_picture
-from tests.server.running import ROOT, Server, chat_body, image_part, running_server, user
+from tests.server.running import Server, chat_body, image_part, running_server, user
 
 RETENTIONS = (1.0, 0.111)
 # The bundled model has 144 visual tokens, and 0.111 of them are 15.984: 16.

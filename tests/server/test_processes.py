@@ -13,11 +13,12 @@ import httpx
 import pytest
 from PIL import Image
 
+from benchmarks.endpoint import ROOT
 from tests.deployment import compose_server
 from tests.engine.llava_oracle import LlavaOracle
 from tests.pictures import picture_of
 from tests.qwen_checkpoint import make_qwen2_5_vl
-from tests.server.running import ROOT, Server, chat_body, image_part, running_server, user
+from tests.server.running import Server, chat_body, image_part, running_server, user
 
 QUESTION = "Read the code on the sign."
 CHAT = "/v1/chat/completions"

@@ -27,7 +27,8 @@ def test_it_stops_with_all_its_children_whatever_ends_the_block(
 ) -> None:
     children, url = tmp_path / "children", ""
     try:
-        with running(HEALTHY, [f"--children={children}"], tmp_path / "log") as url:
+        with running(HEALTHY, [f"--children={children}"], tmp_path / "log") as started:
+            url = started.url
             assert requests.get(f"{url}/health", timeout=5).status_code == 200
             child = int(children.read_text())
             assert is_alive(child)
