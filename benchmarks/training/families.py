@@ -173,7 +173,7 @@ class Qwen:
     taught_half_way = True
     # It starts with more of what it needs, and a step on whole pictures costs twice as much.
     steps: Mapping[str, int] = MappingProxyType(
-        {"words": 1200, "grid": 1500, "align": 1000, "spell": 1600, "pictures": 700}
+        {"words": 1200, "grid": 1500, "align": 1000, "spell": 1600, "pictures": 400}
     )
     opening = "USER:<|vision_start|>"
     closing = "<|vision_end|>"
