@@ -1,4 +1,4 @@
-"""The quality benchmark against a real server that serves the bundled model."""
+"""The quality benchmark against real servers that serve the bundled models."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ from benchmarks.quality.inference import SceneModel, load_model
 from benchmarks.quality.provenance import weights_hash
 from benchmarks.quality.questions import KINDS
 from benchmarks.quality.variants import OURS, Variant
+from msdg_vllm.core.budget import num_kept_tokens
 from tests.server.running import Server, running_server
 
-BUNDLED = ROOT / "models" / "scenes-llava"
 NINTH = Fraction(1, 9)
 
 
+@pytest.fixture(scope="module", params=["scenes-llava", "scenes-qwen"])
+def model(request: pytest.FixtureRequest) -> SceneModel:
+    return load_model(ROOT / "models" / request.param)
+
+
 @pytest.fixture(scope="module")
-def bundled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def bundled(model: SceneModel, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     log = tmp_path_factory.mktemp("bundled") / "server.log"
-    with running_server(BUNDLED, log) as running:
+    with running_server(model.folder, log) as running:
         yield running
-
-
-@pytest.fixture(scope="module")
-def model() -> SceneModel:
-    return load_model(BUNDLED)
 
 
 def _run(bundled: Server, folder: Path) -> dict[str, Any]:
@@ -55,16 +55,25 @@ def _run(bundled: Server, folder: Path) -> dict[str, Any]:
 
 
 def test_a_run_scores_every_question_and_a_second_one_asks_nothing(
-    bundled: Server, tmp_path: Path
+    bundled: Server, model: SceneModel, tmp_path: Path
 ) -> None:
     results = _run(bundled, tmp_path)
-    num_questions = sum(len(scene.questions()) for scene in scene_ids(["test"], 2, 3))
+    scenes = scene_ids(["test"], 2, 3)
+    sizes = [
+        len(seen.visual)
+        for scene in scenes
+        for seen in model.see([draw_scene(scene.scene())]) * len(scene.questions())
+    ]
+    num_questions = len(sizes)
     assert [(e["name"], e["retention"], e["questions"]) for e in results["entries"]] == [
         ("unpruned", "1", num_questions),
         ("msdg", "1/9", num_questions),
     ]
-    assert results["model"]["weights_sha256"] == weights_hash(BUNDLED)
-    assert results["visual_tokens"] == {"1": 144.0, "1/9": 16.0}
+    assert results["model"]["weights_sha256"] == weights_hash(model.folder)
+    assert results["visual_tokens"] == {
+        "1": sum(sizes) / num_questions,
+        "1/9": sum(num_kept_tokens(size, 1 / 9) for size in sizes) / num_questions,
+    }
     assert results["asked"]["questions"] == 2 * num_questions
     again = _run(bundled, tmp_path)
     assert again["asked"]["questions"] == 0
@@ -101,11 +110,13 @@ def test_a_method_the_server_does_not_know_is_named(bundled: Server) -> None:
         Endpoint(bundled.url).check_methods(["fastv"])
 
 
-def test_what_is_kept_and_how_the_encoder_moves_is_drawn(bundled: Server, tmp_path: Path) -> None:
+def test_what_is_kept_and_how_the_encoder_moves_is_drawn(
+    bundled: Server, model: SceneModel, tmp_path: Path
+) -> None:
     parser = argparse.ArgumentParser()
     show.add_arguments(parser)
     show.main(
         parser.parse_args(["--server", bundled.url, "--scenes", "0", f"--figures={tmp_path}"])
     )
     names = sorted(path.name for path in tmp_path.iterdir())
-    assert names == ["kept-scenes-llava.png", "updates-scenes-llava.png"]
+    assert names == [f"{what}-{model.folder.name}.png" for what in ("kept", "updates")]
