@@ -4,7 +4,6 @@ Comparing two places, counting items of several tokens each and picking an optio
 learnt before the model knows what is compared, counted or picked.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -68,32 +67,61 @@ def firsts_loss(symbols: Symbols, hidden: Tensor, owner: Tensor) -> tuple[Tensor
     return loss, ((said < 0) == again).float().mean().item()
 
 
-def foreseen_options(
-    packed: PackedQuestions, tokenizer: PreTrainedTokenizerFast
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return where the question of a choice has been read, and the word that answers it.
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A packed question with options; places are columns of its row."""
 
-    Such questions can be answered before any option is named; those that ask which of the options
-    is in the picture cannot, and are left out.
+    row: int
+    asked_at: int  # the last token before the options
+    is_open: bool  # whether it has an answer before any option is named
+    ends: list[int]  # the last token of each option
+    right: int  # number of the right option
+
+
+def read_choices(packed: PackedQuestions, tokenizer: PreTrainedTokenizerFast) -> list[Choice]:
+    """Find the choices among packed questions.
+
+    Those that ask which of the options is in the picture have no answer before these are named.
+    """
+    ids = tokenizer.get_vocab()
+    line, dot, these = ids["\n"], ids["."], ids[" these"]
+    letters = [ids[letter] for letter in LETTERS]
+    is_choice = packed.kinds == KINDS.index("choice")
+    choices = []
+    for row in range(len(packed.tokens)):
+        for number in packed.segment[row][is_choice[row]].unique().tolist():
+            places = (packed.segment[row] == number).nonzero().flatten().tolist()
+            text = packed.tokens[row, places].tolist()
+            lines = [n for n, token in enumerate(text) if token == line]
+            options = [
+                (places[start], places[end - 1])
+                for start, end in pairwise(lines)
+                if text[start + 1] in letters and text[start + 2] == dot
+            ]
+            right = letters.index(int(packed.labels[row, places].max()))
+            ends = [end for _, end in options]
+            choices.append(Choice(row, options[0][0], these not in text, ends, right))
+    return choices
+
+
+def foreseen_options(
+    choices: list[Choice], packed: PackedQuestions
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return where the question of an open choice has been read, and the word that answers it.
 
     Returns:
         Row and column in `packed` of the last token before the options, and the last token of the
         right option; `(n,)` each.
     """
-    these = tokenizer.get_vocab()[" these"]
-    found = [
-        (row, options[0].start, options[right].word)
-        for row, text, options, right in _choices(packed, tokenizer)
-        if these not in text
-    ]
-    rows, columns, words = torch.tensor(found, dtype=torch.long).view(-1, 3).unbind(1)
-    return rows, columns, words
+    found = [(c.row, c.asked_at, c.ends[c.right]) for c in choices if c.is_open]
+    rows, columns, ends = torch.tensor(found, dtype=torch.long).view(-1, 3).unbind(1)
+    return rows, columns, packed.tokens[rows, ends]
 
 
 def judged_options(
-    packed: PackedQuestions, tokenizer: PreTrainedTokenizerFast
+    choices: list[Choice], tokenizer: PreTrainedTokenizerFast
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return row and column in `packed` of each option's last token, and "yes" if it is right.
+    """Return row and column of each option's last token, and "yes" if it is right.
 
     Returns:
         Rows, columns and tokens of "yes" or "no"; `(n,)` each.
@@ -101,38 +129,9 @@ def judged_options(
     ids = tokenizer.get_vocab()
     no, yes = ids["no"], ids["yes"]
     found = [
-        (row, option.end, yes if number == right else no)
-        for row, _, options, right in _choices(packed, tokenizer)
-        for number, option in enumerate(options)
+        (choice.row, end, yes if number == choice.right else no)
+        for choice in choices
+        for number, end in enumerate(choice.ends)
     ]
     rows, columns, verdicts = torch.tensor(found, dtype=torch.long).view(-1, 3).unbind(1)
     return rows, columns, verdicts
-
-
-@dataclass(frozen=True, slots=True)
-class _Option:
-    start: int  # column of the line break before it
-    end: int  # column of its last token
-    word: int  # that token
-
-
-def _choices(
-    packed: PackedQuestions, tokenizer: PreTrainedTokenizerFast
-) -> Iterator[tuple[int, list[int], list[_Option], int]]:
-    """Yield row, text, options and the number of the right option of every choice."""
-    ids = tokenizer.get_vocab()
-    line, dot = ids["\n"], ids["."]
-    letters = [ids[letter] for letter in LETTERS]
-    is_choice = packed.kinds == KINDS.index("choice")
-    for row in range(len(packed.tokens)):
-        for number in packed.segment[row][is_choice[row]].unique().tolist():
-            places = (packed.segment[row] == number).nonzero().flatten().tolist()
-            text = packed.tokens[row, places].tolist()
-            lines = [n for n, token in enumerate(text) if token == line]
-            options = [
-                _Option(places[start], places[end - 1], text[end - 1])
-                for start, end in pairwise(lines)
-                if text[start + 1] in letters and text[start + 2] == dot
-            ]
-            right = letters.index(int(packed.labels[row, places].max()))
-            yield row, text, options, right

@@ -35,6 +35,7 @@ from benchmarks.training.lessons import (
     firsts_loss,
     foreseen_options,
     judged_options,
+    read_choices,
     whereabouts_loss,
 )
 from benchmarks.training.packing import (
@@ -268,9 +269,10 @@ class Trainer:
             states: Of the packed text, entering each layer, `(B, T, D)`.
             packed: The questions.
         """
+        choices = read_choices(packed, self.tokenizer)
         lessons = {
-            "foreseen": (states[2], foreseen_options(packed, self.tokenizer)),
-            "judged": (states[3], judged_options(packed, self.tokenizer)),
+            "foreseen": (states[2], foreseen_options(choices, packed)),
+            "judged": (states[3], judged_options(choices, self.tokenizer)),
         }
         loss, correct = torch.zeros(()), {}
         for name, (state, (rows, columns, words)) in lessons.items():

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from benchmarks.training.canvas import Square
-from benchmarks.training.lessons import firsts_loss, foreseen_options, judged_options
+from benchmarks.training.lessons import firsts_loss, foreseen_options, judged_options, read_choices
 from benchmarks.training.llava import GRID, IMAGE_SIDE, build_llava, encode_pictures
 from benchmarks.training.packing import (
     IGNORED,
@@ -67,7 +67,7 @@ def test_labels_are_the_answers_and_their_ends(pool):
 def test_what_is_foreseen_of_a_choice_is_its_right_option(pool):
     tokenizer = build_tokenizer()
     packed = pack_questions(pool, np.arange(12), np.random.default_rng(0), 12)
-    rows, columns, words = foreseen_options(packed, tokenizer)
+    rows, columns, words = foreseen_options(read_choices(packed, tokenizer), packed)
     assert len(words) > 6
     for row, column, word in zip(rows, columns, words, strict=True):
         mine = packed.segment[row] == packed.segment[row, column]
@@ -83,7 +83,7 @@ def test_what_is_foreseen_of_a_choice_is_its_right_option(pool):
 def test_only_the_right_option_of_a_choice_is_judged_right(pool):
     tokenizer = build_tokenizer()
     packed = pack_questions(pool, np.arange(12), np.random.default_rng(0), 12)
-    rows, columns, verdicts = judged_options(packed, tokenizer)
+    rows, columns, verdicts = judged_options(read_choices(packed, tokenizer), tokenizer)
     judged: dict[tuple[int, int], list[str]] = {}
     for row, column, verdict in zip(rows.tolist(), columns.tolist(), verdicts, strict=True):
         assert tokenizer.decode(packed.tokens[row, column + 1]) == "\n"
