@@ -226,11 +226,8 @@ class Qwen:
     def choose_scenes(self, pool: Pool, number: int, rng: np.random.Generator) -> np.ndarray:
         # Codes are cut anywhere unless a picture is square: other forms have more to teach than
         # their number says.
-        assert pool.forms is not None
-        areas = pool.forms.astype(np.int64) @ (1, 1000)
-        forms, counts = np.unique(areas, return_counts=True)
-        weights = counts**0.5
-        alike = np.flatnonzero(areas == rng.choice(forms, p=weights / weights.sum()))
+        weights = np.array([len(scenes) for scenes in pool.by_form]) ** 0.5
+        alike = pool.by_form[rng.choice(len(weights), p=weights / weights.sum())]
         return alike[rng.integers(len(alike), size=number)]
 
     def encode(

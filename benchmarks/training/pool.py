@@ -8,7 +8,7 @@ import hashlib
 import os
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, fields
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 
 import numpy as np
@@ -55,6 +55,13 @@ class Pool:
 
     def __len__(self) -> int:
         return len(self.owner)
+
+    @cached_property
+    def by_form(self) -> list[np.ndarray]:
+        """The scenes of each form there is."""
+        assert self.forms is not None
+        forms = self.forms.astype(np.int64) @ (1, 1000)
+        return [np.flatnonzero(forms == form) for form in np.unique(forms)]
 
 
 def load_pool(folder: Path, num_scenes: int, canvas: Canvas, split: Split = "train") -> Pool:
