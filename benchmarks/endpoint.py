@@ -13,7 +13,8 @@ from pathlib import Path
 
 import requests
 
-ROOT = Path(__file__).resolve().parents[1]
+from benchmarks.provenance import ROOT
+
 PRUNING_SERVER = "server"
 STOCK_SERVER = "vllm.entrypoints.openai.api_server"
 START_SECONDS = 900

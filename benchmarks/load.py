@@ -19,9 +19,9 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from benchmarks.endpoint import PRUNING_SERVER, ROOT, StartError, running
+from benchmarks.endpoint import PRUNING_SERVER, StartError, running
 from benchmarks.load_report import write_report
-from benchmarks.provenance import provenance
+from benchmarks.provenance import ROOT, provenance
 
 HERE = Path(__file__).parent
 FOLDER = HERE / "runs" / "load"

@@ -6,10 +6,10 @@ from pathlib import Path
 
 from benchmarks.estimate import Estimate
 from benchmarks.midsize import comparison
-from benchmarks.provenance import show
+from benchmarks.provenance import ROOT, show
 from benchmarks.serving_results import PRUNING, STOCK, Results, Sample
 
-DOCS = Path(__file__).resolve().parents[1] / "docs"
+DOCS = ROOT / "docs"
 PAGE, PLOT = DOCS / "performance.md", DOCS / "performance.svg"
 
 

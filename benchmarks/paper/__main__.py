@@ -15,11 +15,12 @@ from pathlib import Path
 from benchmarks.paper.cells import CellStore
 from benchmarks.paper.endpoint import Endpoint
 from benchmarks.paper.errors import PaperError, ServerError
-from benchmarks.paper.evaluation import ROOT, Evaluator
+from benchmarks.paper.evaluation import Evaluator
 from benchmarks.paper.measuring import Measurement
 from benchmarks.paper.report import render
 from benchmarks.paper.scenes import SCENES
 from benchmarks.paper.tables import Table, paper_tables
+from benchmarks.provenance import ROOT
 
 RESULTS = Path("runs/paper")
 VENV = ROOT / ".venv-paper/bin/python"

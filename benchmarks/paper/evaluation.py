@@ -11,8 +11,8 @@ from typing import Any
 
 from benchmarks.paper.columns import Benchmark
 from benchmarks.paper.errors import EvaluationError
+from benchmarks.provenance import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 TASKS = Path(__file__).parent / "tasks"
 LOG = "lmms-eval.log"
 INSTALL = "python -m venv .venv-paper && .venv-paper/bin/pip install --group paper"

@@ -9,10 +9,11 @@ import torch
 from safetensors.torch import save_file
 from transformers import GenerationConfig
 
+from benchmarks.provenance import ROOT
 from benchmarks.training.families import FAMILIES, Family
 from benchmarks.training.train import STAGES, run_folder
 
-MODELS = Path(__file__).parents[2] / "models"
+MODELS = ROOT / "models"
 WEIGHTS = "model.safetensors"
 HASHES = "SHA256SUMS"
 _MAX_BYTES = 12_000_000

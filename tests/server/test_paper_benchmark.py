@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from benchmarks.endpoint import ROOT
 from benchmarks.paper.__main__ import VENV
 from benchmarks.paper.cells import Cell, CellStore
 from benchmarks.paper.columns import BENCHMARKS
@@ -22,6 +21,7 @@ from benchmarks.paper.evaluation import TASKS, Evaluator
 from benchmarks.paper.measuring import Measurement
 from benchmarks.paper.scenes import SCENES
 from benchmarks.paper.tables import paper_tables
+from benchmarks.provenance import ROOT
 from tests.pictures import make_picture
 from tests.server.running import Server, chat_body, image_part, running_server, user
 
