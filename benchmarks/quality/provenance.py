@@ -13,10 +13,10 @@ RESULTS = ROOT / "benchmarks" / "results"
 RUNS = Path(__file__).parent / "runs"
 
 
-def provenance(model: Path) -> dict[str, Any]:
-    """Return command, commit, date, machine, versions and the model's weights."""
+def provenance(model: Path, program: str = "benchmarks.quality") -> dict[str, Any]:
+    """Return the command that runs, commit, date, machine, versions and the model's weights."""
     return {
-        "command": shlex.join(["python", "-m", "benchmarks.quality", *sys.argv[1:]]),
+        "command": shlex.join(["python", "-m", program, *sys.argv[1:]]),
         "commit": commit(),
         "date": datetime.now(UTC).date().isoformat(),
         "processor": processor_name(),

@@ -42,9 +42,7 @@ def main() -> None:
     settings = {} if arguments.unpruned else pruned_settings(model)
     marks = run_trials(model, scene_ids(SPLITS, 1, arguments.scenes), settings)
     facts = {
-        **provenance(arguments.model),
-        "command": f"python -m benchmarks.training.evaluate --scenes {arguments.scenes} "
-        f"--dtype {arguments.dtype}{' --unpruned' if arguments.unpruned else ''}",
+        **provenance(arguments.model, "benchmarks.training.evaluate"),
         "dtype": arguments.dtype,
         "scenes": {"splits": SPLITS, "seeds": 1, "per_seed": arguments.scenes},
     }
