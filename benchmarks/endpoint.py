@@ -39,6 +39,7 @@ def running(
     options: Sequence[str],
     log: Path,
     environment: Mapping[str, str] | None = None,
+    start_seconds: float = START_SECONDS,
 ) -> Iterator[Started]:
     """Start `python -m module`, wait until it is healthy, yield it; stop it at the end.
 
@@ -61,7 +62,7 @@ def running(
         )
         try:
             url = f"http://127.0.0.1:{port}"
-            _await_health(url, process, log)
+            _await_health(url, process, log, start_seconds)
             yield Started(url, process)
         finally:
             _stop(process)
@@ -72,8 +73,10 @@ def stock_environment() -> dict[str, str]:
     return {"VLLM_PLUGINS": ""}
 
 
-def _await_health(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
-    deadline = time.monotonic() + START_SECONDS
+def _await_health(
+    url: str, process: subprocess.Popen[bytes], log: Path, start_seconds: float
+) -> None:
+    deadline = time.monotonic() + start_seconds
     while time.monotonic() < deadline and process.poll() is None:
         try:
             if requests.get(f"{url}/health", timeout=5).status_code == 200:

@@ -20,6 +20,7 @@ from benchmarks.endpoint import running
 MODEL = "tiny-llava"
 MAX_MODEL_LEN = 2048
 MAX_IMAGES = 4
+START_SECONDS = 400
 OPTIONS = (
     "--served-model-name",
     MODEL,
@@ -86,7 +87,7 @@ def running_server(
     """Start a server, wait until it is healthy, stop it at the end."""
     extra = dict(environment or {})
     command = ["--model", str(folder), *OPTIONS, *options]
-    with running(module, command, log, ENVIRONMENT | extra) as started:
+    with running(module, command, log, ENVIRONMENT | extra, START_SECONDS) as started:
         yield Server(started.url, started.process, log, extra.get("VLLM_API_KEY", "none"))
 
 
