@@ -23,8 +23,8 @@ from torch import Tensor
 from benchmarks.peak_memory import PeakMemory
 from benchmarks.provenance import processor_name
 from msdg_vllm.core import ImageSignals, analyze_image, num_kept_tokens, select_tokens
+from msdg_vllm.core.profiles import built_in_profile
 from msdg_vllm.methods import METHODS, Encoder, ImageBatch, Needs, Signals, method_named
-from msdg_vllm.profiles import built_in_profile
 
 RESULTS = Path(__file__).parent / "results" / "selection.json"
 # CLIP-ViT-L/14-336 in front of a 7B language model, a short question.
@@ -214,7 +214,7 @@ def _make_batch(num_images: int, num_tokens: int) -> ImageBatch:
 
 def _reading(needs: Needs, batch: ImageBatch) -> Callable[[], object]:
     """What the engine computes for a method beside the encoder's own work."""
-    from msdg_vllm.engine.attention import class_attention, received_attention  # loads vLLM
+    from msdg_vllm.engine.worker.attention import class_attention, received_attention  # loads vLLM
 
     # The class token looks and is looked at too.
     num_tokens = batch.visual.shape[1] + 1

@@ -23,7 +23,7 @@ def register() -> None:
     from vllm.renderers.registry import RENDERER_REGISTRY
 
     from msdg_vllm.engine.compat import check_vllm
-    from msdg_vllm.engine.worker import install
+    from msdg_vllm.engine.worker.rpc import install
     from msdg_vllm.models.mini_gemini.config import register_configs
     from msdg_vllm.settings import Settings
 
@@ -34,4 +34,4 @@ def register() -> None:
     register_configs()
     install()
     # Not `register()`: it warns about every mode that exists already.
-    RENDERER_REGISTRY.renderers["hf"] = ("msdg_vllm.engine.renderer", "PruningRenderer")
+    RENDERER_REGISTRY.renderers["hf"] = ("msdg_vllm.engine.api.renderer", "PruningRenderer")

@@ -8,7 +8,7 @@ from typing import Any
 
 from msdg_vllm import methods
 from msdg_vllm.core.budget import validate_retention
-from msdg_vllm.errors import RequestError
+from msdg_vllm.core.errors import RequestError
 
 QUERY_MODES = ("image-turn", "last-turn", "none")
 METHODS = tuple(methods.METHODS)

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from msdg_vllm.errors import SettingsError
+from msdg_vllm.core.errors import SettingsError
 from msdg_vllm.request import METHODS, QUERY_MODES, validate_choice, validate_retention
 
 DEFAULT_RETENTION_VARIABLE = "MSDG_DEFAULT_RETENTION"

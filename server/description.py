@@ -9,10 +9,10 @@ from pydantic import BaseModel
 from vllm.engine.protocol import EngineClient
 
 import msdg_vllm
+from msdg_vllm.core.errors import SettingsError
+from msdg_vllm.engine.api.processor import PruningProcessor
 from msdg_vllm.engine.encoder import profile_of
-from msdg_vllm.engine.explanations import LIFETIME_SECONDS, MAX_BYTES, MAX_REQUESTS
-from msdg_vllm.engine.processor import PruningProcessor
-from msdg_vllm.errors import SettingsError
+from msdg_vllm.engine.worker.explanations import LIFETIME_SECONDS, MAX_BYTES, MAX_REQUESTS
 from msdg_vllm.request import QUERY_MODES, SCOPES
 from msdg_vllm.settings import Settings
 

@@ -14,7 +14,7 @@ from importlib.metadata import entry_points
 from typing import Any
 
 from msdg_vllm import ARCHITECTURES
-from msdg_vllm.errors import MsdgError, SettingsError
+from msdg_vllm.core.errors import MsdgError, SettingsError
 from msdg_vllm.request import METHODS, QUERY_MODES, validate_retention
 from msdg_vllm.settings import (
     DEFAULT_METHOD_VARIABLE,
@@ -156,7 +156,7 @@ def apply_options(options: argparse.Namespace, environment: MutableMapping[str, 
             environment[variable] = str(value)
     settings = Settings.from_environment(environment)
     if settings.profile_path is not None:
-        from msdg_vllm.profiles import EncoderProfile
+        from msdg_vllm.core.profiles import EncoderProfile
 
         EncoderProfile.load(settings.profile_path)
 

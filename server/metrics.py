@@ -17,7 +17,7 @@ from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.metrics.buckets import TIME_TO_FIRST_TOKEN_BUCKETS
 from vllm.v1.metrics.prometheus import get_prometheus_registry
 
-from msdg_vllm.engine.statistics import SECONDS_BUCKETS
+from msdg_vllm.engine.worker.statistics import SECONDS_BUCKETS
 from server.visual_tokens import VisualTokens
 from server.workers import ask_workers
 

@@ -17,7 +17,7 @@ from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
 from vllm.exceptions import VLLMError, VLLMValidationError
 from vllm.renderers.online_renderer import OnlineRenderer
 
-from msdg_vllm.errors import RequestError, RetentionError
+from msdg_vllm.core.errors import RequestError, RetentionError
 from server.metrics import RequestMetrics
 from server.schemas import PruningFields, PruningOptions, pruning_fields, refuse_pruning_fields
 from server.visual_tokens import VisualTokens

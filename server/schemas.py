@@ -21,7 +21,7 @@ from vllm.entrypoints.openai.chat_completion.protocol import (
 from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
 from vllm.exceptions import VLLMValidationError
 
-from msdg_vllm.errors import RetentionError
+from msdg_vllm.core.errors import RetentionError
 from msdg_vllm.request import METHODS, QUERY_MODES, SCOPES, PruningRequest, validate_retention
 from server.visual_tokens import VisualTokens
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from msdg_vllm.engine.processor import SPECS
+from msdg_vllm.engine.api.processor import SPECS
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ import httpx
 
 from benchmarks.paper.errors import ServerError
 from benchmarks.paper.tables import Table
-from msdg_vllm.profiles import EncoderProfile
+from msdg_vllm.core.profiles import EncoderProfile
 
 # What the paper calls inference and prefilling time, in vLLM's histograms.
 _HISTOGRAMS = {

@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from msdg_vllm.profiles import EncoderProfile, built_in_profile
+from msdg_vllm.core.profiles import EncoderProfile, built_in_profile
 
 EXPECTED = Path(__file__).parent / "expected.json"
 OURS = "msdg"

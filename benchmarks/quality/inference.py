@@ -19,7 +19,7 @@ from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import apply_rotary_pos_
 from transformers.vision_utils import get_vision_window_index
 
 from benchmarks.quality.questions import Question
-from msdg_vllm.profiles import EncoderProfile
+from msdg_vllm.core.profiles import EncoderProfile
 
 PROFILE = "msdg_profile.json"
 # Larger batches are slower on a CPU: their tensors leave the cache.

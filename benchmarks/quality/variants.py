@@ -6,7 +6,7 @@ from fractions import Fraction
 from benchmarks.quality.cases import RETENTIONS
 from benchmarks.quality.results import Table
 from msdg_vllm.core import SelectionOptions
-from msdg_vllm.profiles import EncoderProfile
+from msdg_vllm.core.profiles import EncoderProfile
 
 OURS = "Ours"
 _GROUP_COUNTS = (8, 12, 16, 20, 24, 28)

@@ -20,7 +20,7 @@ from benchmarks.quality.inference import PROFILE, SceneModel, Seen, load_model
 from benchmarks.quality.scenes import Scene, sample_scene
 from benchmarks.training.export import MODELS
 from benchmarks.training.pool import patch_owners
-from msdg_vllm.profiles import EncoderProfile
+from msdg_vllm.core.profiles import EncoderProfile
 
 _TOP = 0.3  # share of tokens ranked by update magnitude, as in the paper
 _SINK_RATIO = 10.0  # the paper's diagnostic threshold of the max-to-median ratio

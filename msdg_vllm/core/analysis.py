@@ -7,11 +7,11 @@ from math import prod
 import torch
 from torch import Tensor
 
+from msdg_vllm.core.errors import ShapeError
 from msdg_vllm.core.grouping import group_tokens
 from msdg_vllm.core.options import PAPER, SelectionOptions
+from msdg_vllm.core.profiles import EncoderProfile
 from msdg_vllm.core.signals import full_precision, token_signals
-from msdg_vllm.errors import ShapeError
-from msdg_vllm.profiles import EncoderProfile
 
 # Rows that are handled together, by type of device; all of them where none is named. A GPU wants
 # few launches, a CPU the directions of one image in its cache. The result is the same.

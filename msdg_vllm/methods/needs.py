@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, fields
 
-from msdg_vllm.profiles import EncoderProfile
+from msdg_vllm.core.profiles import EncoderProfile
 
 
 @dataclass(frozen=True, slots=True)

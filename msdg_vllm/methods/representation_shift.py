@@ -1,10 +1,10 @@
 """Representation Shift (Choi et al., 2025): how far one MLP of the encoder moves each token."""
 
+from msdg_vllm.core.profiles import EncoderProfile
 from msdg_vllm.methods.image import Choice, Image, top_tokens
 from msdg_vllm.methods.method import Method
 from msdg_vllm.methods.needs import Encoder, Needs
 from msdg_vllm.methods.sinks import sink_tokens
-from msdg_vllm.profiles import EncoderProfile
 
 
 class RepresentationShift(Method):

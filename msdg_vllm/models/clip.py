@@ -12,9 +12,9 @@ from torch import nn
 from transformers import CLIPVisionConfig
 from vllm.model_executor.models.llava import _get_num_hidden_layers
 
-from msdg_vllm.engine.signals import capture_signals
+from msdg_vllm.core.profiles import EncoderProfile
+from msdg_vllm.engine.worker.signals import capture_signals
 from msdg_vllm.methods import Encoder, Needs, Signals
-from msdg_vllm.profiles import EncoderProfile
 
 
 def encoder_of(hf_config: Any, profile: EncoderProfile) -> Encoder:

@@ -19,8 +19,8 @@ from vllm.model_executor.models.llava import (
 )
 from vllm.multimodal import MULTIMODAL_REGISTRY
 
-from msdg_vllm.engine.embedding import EncodedImages, PruningModel
-from msdg_vllm.engine.processor import PruningProcessor
+from msdg_vllm.engine.api.processor import PruningProcessor
+from msdg_vllm.engine.worker.model import EncodedImages, PruningModel
 from msdg_vllm.methods import Needs
 from msdg_vllm.models import clip
 

@@ -25,8 +25,12 @@ from vllm.multimodal import MULTIMODAL_REGISTRY
 from vllm.multimodal.inputs import MultiModalFeatureSpec
 from vllm.multimodal.parse import VideoProcessorItems
 
-from msdg_vllm.engine.embedding import EncodedImages, PruningModel
-from msdg_vllm.engine.positions import (
+from msdg_vllm.core.errors import RequestError, SettingsError
+from msdg_vllm.core.profiles import EncoderProfile
+from msdg_vllm.engine.api.processor import WITHOUT_PRUNING, PruningProcessor
+from msdg_vllm.engine.spec import PruningSpec, field_name
+from msdg_vllm.engine.worker.model import EncodedImages, PruningModel
+from msdg_vllm.engine.worker.positions import (
     MediaGrid,
     encode_positions,
     grid_positions,
@@ -34,12 +38,8 @@ from msdg_vllm.engine.positions import (
     prompt_positions,
     turn_on_position_hook,
 )
-from msdg_vllm.engine.processor import WITHOUT_PRUNING, PruningProcessor
-from msdg_vllm.engine.signals import capture_signals
-from msdg_vllm.engine.spec import PruningSpec, field_name
-from msdg_vllm.errors import RequestError, SettingsError
+from msdg_vllm.engine.worker.signals import capture_signals
 from msdg_vllm.methods import Encoder, Needs, Signals
-from msdg_vllm.profiles import EncoderProfile
 
 # Below "vllm", because vLLM configures that logger and no other.
 logger = init_logger(f"vllm.{__name__}")

@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 from transformers import AutoProcessor, LlavaNextForConditionalGeneration
 
-from msdg_vllm.profiles import EncoderProfile
+from msdg_vllm.core.profiles import EncoderProfile
 from tests.engine.generation import Generated
 from tests.engine.language_oracle import answer
 from tests.reference import select_reference

@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 from transformers import AutoProcessor, LlavaForConditionalGeneration
 
-from msdg_vllm.profiles import EncoderProfile
+from msdg_vllm.core.profiles import EncoderProfile
 from tests.engine.generation import Generated
 from tests.engine.method_oracle import (
     TowerView,

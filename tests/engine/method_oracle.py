@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from msdg_vllm.profiles import EncoderProfile
+from msdg_vllm.core.profiles import EncoderProfile
 from tests.method_references.attention import (
     cls_attention_reference,
     hiprune_reference,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from msdg_vllm.profiles import EncoderProfile
+from msdg_vllm.core.profiles import EncoderProfile
 from tests.engine.generation import Request
 
 QUESTIONS = ("What is on the left of the red square?", "Read the code on the sign.")

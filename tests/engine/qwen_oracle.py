@@ -13,7 +13,7 @@ from transformers import AutoModelForImageTextToText, AutoProcessor
 from transformers.video_utils import VideoMetadata
 from transformers.vision_utils import get_vision_window_index
 
-from msdg_vllm.profiles import EncoderProfile
+from msdg_vllm.core.profiles import EncoderProfile
 from tests.engine.generation import Generated
 from tests.engine.method_oracle import (
     TowerView,

@@ -10,7 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
-from msdg_vllm.errors import RequestError
+from msdg_vllm.core.errors import RequestError
 from tests.engine.generation import (
     Generated,
     Request,

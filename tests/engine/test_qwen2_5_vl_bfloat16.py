@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from msdg_vllm.errors import RequestError
+from msdg_vllm.core.errors import RequestError
 from tests.engine.generation import generate, image_hashes, running_engine, stock_answers
 from tests.engine.qwen_probes import tower_calls, watch_tower
 from tests.engine.qwen_requests import QUESTIONS, ask, forget, make_video

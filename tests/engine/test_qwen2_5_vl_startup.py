@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from msdg_vllm.errors import ProfileError, SettingsError
+from msdg_vllm.core.errors import ProfileError, SettingsError
 from tests.engine.generation import running_engine
 from tests.qwen_checkpoint import make_qwen2_5_vl
 

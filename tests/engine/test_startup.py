@@ -17,7 +17,7 @@ from transformers import (
     PixtralVisionConfig,
 )
 
-from msdg_vllm.errors import ProfileError, RequestError
+from msdg_vllm.core.errors import ProfileError, RequestError
 from tests.checkpoints import CHAT_TEMPLATE, make_llava, make_tokenizer
 from tests.engine.generation import generate, running_engine
 from tests.pictures import picture_of

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from msdg_vllm.errors import SettingsError
+from msdg_vllm.core.errors import SettingsError
 from msdg_vllm.settings import Settings
 
 

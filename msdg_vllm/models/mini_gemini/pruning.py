@@ -11,9 +11,9 @@ from torch import nn
 from vllm.config import VllmConfig
 from vllm.multimodal import MULTIMODAL_REGISTRY
 
-from msdg_vllm.engine.embedding import EncodedImages
 from msdg_vllm.engine.spec import PruningSpec
-from msdg_vllm.engine.tiles import EncodedTiles, TiledPruningModel, TileLayout
+from msdg_vllm.engine.worker.model import EncodedImages
+from msdg_vllm.engine.worker.tiles import EncodedTiles, TiledPruningModel, TileLayout
 from msdg_vllm.methods import Needs
 from msdg_vllm.models import clip
 from msdg_vllm.models.mini_gemini.images import MEAN, STD

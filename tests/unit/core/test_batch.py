@@ -13,7 +13,7 @@ from msdg_vllm.core import (
     score_tokens,
     select_tokens,
 )
-from msdg_vllm.profiles import EncoderProfile
+from msdg_vllm.core.profiles import EncoderProfile
 from tests.unit.core.cases import make_profile
 
 pytestmark = pytest.mark.usefixtures("_rows_together")

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from msdg_vllm.core import num_kept_tokens, validate_retention
-from msdg_vllm.errors import MsdgError, RetentionError
+from msdg_vllm.core.errors import MsdgError, RetentionError
 
 
 @pytest.mark.parametrize(

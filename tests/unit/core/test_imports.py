@@ -8,7 +8,7 @@ import msdg_vllm.core
 
 def test_the_core_loads_neither_vllm_nor_transformers() -> None:
     code = (
-        "import sys, msdg_vllm.core, msdg_vllm.profiles; "
+        "import sys, msdg_vllm.core, msdg_vllm.core.profiles; "
         "print(sorted({'vllm', 'transformers', 'pydantic'} & set(sys.modules)))"
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

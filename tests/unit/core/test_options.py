@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from msdg_vllm.core import ImageSignals, SelectionOptions, analyze_image, score_tokens, take_tokens
+from msdg_vllm.core.errors import OptionError
 from msdg_vllm.core.options import PAPER
-from msdg_vllm.errors import OptionError
 from tests.reference import Selection, share_budget
 from tests.unit.core.cases import Case, random_case
 

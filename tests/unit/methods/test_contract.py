@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from benchmarks.peak_memory import PeakMemory
-from msdg_vllm.errors import ShapeError
+from msdg_vllm.core.errors import ShapeError
 from msdg_vllm.methods import METHODS, Choice, Image, ImageBatch, method_named, top_tokens
 from tests.unit.core.waiting import NoWaiting
 from tests.unit.methods.cases import KINDS, make_image

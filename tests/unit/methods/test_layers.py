@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 import torch
 
+from msdg_vllm.core.profiles import EncoderProfile, built_in_profile
 from msdg_vllm.methods import METHODS, Encoder, Needs, method_named, unmet_need
 from msdg_vllm.methods.visionzip import num_contextual_tokens
-from msdg_vllm.profiles import EncoderProfile, built_in_profile
 from tests.unit.methods.cases import LAST, MIDDLE, make_image
 
 # LLaVA runs 23 of the 24 layers of CLIP-ViT-L.

@@ -10,7 +10,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from msdg_vllm.engine.choosing import Wish, choose_tokens
+from msdg_vllm.core.profiles import EncoderProfile
+from msdg_vllm.engine.worker.choosing import Wish, choose_tokens
 from msdg_vllm.methods import (
     METHODS,
     Encoder,
@@ -23,7 +24,6 @@ from msdg_vllm.methods import (
     top_tokens,
     unmet_need,
 )
-from msdg_vllm.profiles import EncoderProfile
 
 PROFILE = EncoderProfile(
     direction_layers=(1, 6),

@@ -11,6 +11,7 @@ from sentencepiece import SentencePieceProcessor
 from timm.models.convnext import ConvNeXt
 from transformers import AutoConfig, AutoTokenizer
 
+from msdg_vllm.core.profiles import EncoderProfile
 from msdg_vllm.models.mini_gemini.config import MGMConfig, register_configs
 from msdg_vllm.models.mini_gemini.convnext import ConvNextTower
 from msdg_vllm.models.mini_gemini.images import MiniGeminiImages
@@ -18,7 +19,6 @@ from msdg_vllm.models.mini_gemini.mining import PatchInfoMining, squares_of
 from msdg_vllm.models.mini_gemini.prepare import main as prepare_main
 from msdg_vllm.models.mini_gemini.processor import layout_of
 from msdg_vllm.models.mini_gemini.weights import WEIGHT_NAMES, folder_weights
-from msdg_vllm.profiles import EncoderProfile
 from tests.mini_gemini_checkpoint import (
     SENTENCEPIECE,
     VISION,

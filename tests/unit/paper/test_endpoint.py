@@ -8,7 +8,7 @@ from benchmarks.paper.__main__ import main
 from benchmarks.paper.endpoint import Endpoint, mean_milliseconds
 from benchmarks.paper.errors import ServerError
 from benchmarks.paper.tables import paper_tables
-from msdg_vllm.profiles import BUILT_IN_PROFILES, EncoderProfile
+from msdg_vllm.core.profiles import BUILT_IN_PROFILES, EncoderProfile
 
 TABLES = paper_tables()
 CLIP = BUILT_IN_PROFILES["clip-vit-large-patch14-336"]

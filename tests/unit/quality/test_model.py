@@ -18,7 +18,7 @@ from benchmarks.training.evaluate import pruned_settings
 from benchmarks.training.export import HASHES, MODELS, WEIGHTS, sha256
 from benchmarks.training.families import FAMILIES
 from benchmarks.training.pool import question_tokens
-from msdg_vllm.profiles import EncoderProfile
+from msdg_vllm.core.profiles import EncoderProfile
 
 
 @pytest.fixture(scope="module", params=sorted(p.parent.name for p in MODELS.glob("*/config.json")))

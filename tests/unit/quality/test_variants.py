@@ -3,7 +3,7 @@
 import pytest
 
 from benchmarks.quality.variants import OURS, ablations
-from msdg_vllm.profiles import EncoderProfile, built_in_profile
+from msdg_vllm.core.profiles import EncoderProfile, built_in_profile
 
 BUNDLED = EncoderProfile(
     direction_layers=(2, 11), saliency_window=(8, 11), sink_layer=4, sink_coordinate=0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from msdg_vllm.engine.explanations import ExplanationStore, TileExplanation, picture_of
+from msdg_vllm.engine.worker.explanations import ExplanationStore, TileExplanation, picture_of
 
 TILE_BYTES = 8 * 2
 

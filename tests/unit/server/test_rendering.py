@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from vllm.exceptions import VLLMValidationError
 
-from msdg_vllm.errors import RequestError
+from msdg_vllm.core.errors import RequestError
 from server.rendering import _as_bad_request
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from msdg_vllm.engine.statistics import SECONDS_BUCKETS, PruningStatistics
+from msdg_vllm.engine.worker.statistics import SECONDS_BUCKETS, PruningStatistics
 
 
 def test_runs_and_images_are_counted() -> None:

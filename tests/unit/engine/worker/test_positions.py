@@ -19,7 +19,7 @@ from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
 from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 from vllm.v1.worker.gpu.model_states.mm_pruning import MultiModalPruner, maybe_create_mm_pruner
 
-from msdg_vllm.engine.positions import (
+from msdg_vllm.engine.worker.positions import (
     NUM_COLUMNS,
     MediaGrid,
     decode_positions,

@@ -20,12 +20,12 @@ from vllm.multimodal.parse import DictEmbeddingItems, EmbeddingItems
 from vllm.multimodal.processing import BaseMultiModalProcessor, PromptUpdate
 
 from msdg_vllm.core import num_kept_tokens
+from msdg_vllm.core.errors import RequestError, SettingsError
+from msdg_vllm.core.profiles import EncoderProfile
+from msdg_vllm.engine.api.queries import LazyTurns, TurnMarkers, Turns
 from msdg_vllm.engine.encoder import check_depth, profile_of
-from msdg_vllm.engine.queries import LazyTurns, TurnMarkers, Turns
 from msdg_vllm.engine.spec import UNPRUNED, PruningSpec, field_name
-from msdg_vllm.errors import RequestError, SettingsError
 from msdg_vllm.methods import METHODS, Encoder, method_named, unmet_need
-from msdg_vllm.profiles import EncoderProfile
 from msdg_vllm.request import PruningRequest, validate_retention
 from msdg_vllm.settings import DEFAULT_METHOD_VARIABLE, Settings
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from msdg_vllm.engine.queries import TurnMarkers, Turns, turns_of_messages
+from msdg_vllm.engine.api.queries import TurnMarkers, Turns, turns_of_messages
 from tests.checkpoints import CHAT_TEMPLATE, make_tokenizer
 
 CHATML = (

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from msdg_vllm.engine.states import capture_states
+from msdg_vllm.engine.worker.states import capture_states
 
 
 class Block(nn.Module):

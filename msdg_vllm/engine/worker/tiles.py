@@ -15,9 +15,9 @@ import torch
 from vllm.utils.torch_utils import async_tensor_h2d
 
 from msdg_vllm.core import num_kept_tokens
-from msdg_vllm.engine.choosing import Wish, choose_tokens
-from msdg_vllm.engine.embedding import EncodedImages, PruningModel
 from msdg_vllm.engine.spec import PruningSpec
+from msdg_vllm.engine.worker.choosing import Wish, choose_tokens
+from msdg_vllm.engine.worker.model import EncodedImages, PruningModel
 from msdg_vllm.methods import Choice, Encoder, ImageBatch
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from msdg_vllm.core import SelectionOptions
-from msdg_vllm.errors import MsdgError, ProfileError
-from msdg_vllm.profiles import BUILT_IN_PROFILES, EncoderProfile, built_in_profile
+from msdg_vllm.core.errors import MsdgError, ProfileError
+from msdg_vllm.core.profiles import BUILT_IN_PROFILES, EncoderProfile, built_in_profile
 
 CLIP = built_in_profile("clip-vit-large-patch14-336")
 QWEN = built_in_profile("qwen2.5-vl")

@@ -14,9 +14,9 @@ from vllm.config import VllmConfig
 from vllm.logger import init_logger
 from vllm.renderers.hf import HfRenderer
 
-from msdg_vllm.engine.processor import TURNS, PruningProcessor
-from msdg_vllm.engine.queries import turns_of_messages
-from msdg_vllm.errors import RequestError
+from msdg_vllm.core.errors import RequestError
+from msdg_vllm.engine.api.processor import TURNS, PruningProcessor
+from msdg_vllm.engine.api.queries import turns_of_messages
 from msdg_vllm.request import PruningRequest
 
 logger = init_logger(f"vllm.{__name__}")

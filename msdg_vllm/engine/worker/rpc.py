@@ -10,7 +10,7 @@ from typing import Any
 
 from vllm.v1.worker.worker_base import WorkerBase
 
-from msdg_vllm.engine.embedding import PruningModel
+from msdg_vllm.engine.worker.model import PruningModel
 
 
 def msdg_statistics(worker: WorkerBase) -> dict[str, Any] | None:

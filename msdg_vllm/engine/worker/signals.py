@@ -9,8 +9,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from msdg_vllm.engine.attention import Spans, class_attention, over_all_ranks, received_attention
-from msdg_vllm.engine.states import capture_states
+from msdg_vllm.engine.worker.attention import (
+    Spans,
+    class_attention,
+    over_all_ranks,
+    received_attention,
+)
+from msdg_vllm.engine.worker.states import capture_states
 from msdg_vllm.methods import Needs, Signals
 
 

@@ -14,14 +14,14 @@ from vllm.config import VllmConfig
 from vllm.logger import init_logger
 from vllm.utils.torch_utils import async_tensor_h2d
 
-from msdg_vllm.engine.choosing import Wish, choose_tokens
+from msdg_vllm.core.profiles import EncoderProfile
 from msdg_vllm.engine.compat import check_vllm
 from msdg_vllm.engine.encoder import check_depth, profile_of
-from msdg_vllm.engine.explanations import ExplanationStore, TileExplanation, picture_of
 from msdg_vllm.engine.spec import PruningSpec, field_name
-from msdg_vllm.engine.statistics import PruningStatistics
+from msdg_vllm.engine.worker.choosing import Wish, choose_tokens
+from msdg_vllm.engine.worker.explanations import ExplanationStore, TileExplanation, picture_of
+from msdg_vllm.engine.worker.statistics import PruningStatistics
 from msdg_vllm.methods import Choice, Encoder, ImageBatch, Needs, Signals, method_named
-from msdg_vllm.profiles import EncoderProfile
 from msdg_vllm.settings import Settings
 
 # Below "vllm", because vLLM configures that logger and no other.

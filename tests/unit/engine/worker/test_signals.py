@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from msdg_vllm.engine import attention
-from msdg_vllm.engine.signals import capture_signals
+from msdg_vllm.engine.worker import attention
+from msdg_vllm.engine.worker.signals import capture_signals
 from msdg_vllm.methods import Needs
 
 HEADS, WIDTH = 3, 4

@@ -10,12 +10,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from msdg_vllm.engine.explanations import ExplanationStore
+from msdg_vllm.core.profiles import EncoderProfile
 from msdg_vllm.engine.spec import PruningSpec
-from msdg_vllm.engine.tiles import EncodedTiles, TiledPruningModel, TileLayout, decide
+from msdg_vllm.engine.worker.explanations import ExplanationStore
+from msdg_vllm.engine.worker.tiles import EncodedTiles, TiledPruningModel, TileLayout, decide
 from msdg_vllm.methods import Encoder, Image, Signals, method_named
 from msdg_vllm.models.llava_next import layout_of
-from msdg_vllm.profiles import EncoderProfile
 from tests.reference import select_reference
 
 PROFILE = EncoderProfile(

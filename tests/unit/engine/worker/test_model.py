@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from msdg_vllm.engine.embedding import PruningModel
+from msdg_vllm.core.profiles import built_in_profile
 from msdg_vllm.engine.spec import PruningSpec
+from msdg_vllm.engine.worker.model import PruningModel
 from msdg_vllm.methods import Encoder
-from msdg_vllm.profiles import built_in_profile
 
 
 def test_a_method_that_holds_more_states_is_encoded_in_smaller_batches() -> None:

@@ -1,0 +1,1 @@
+"""What runs in the worker: from pixels and specs to exactly the kept rows."""
