@@ -48,10 +48,11 @@ def update_maps(model_path: Path, scenes: list[SceneId]) -> list[UpdateMaps]:
     """Return how far each token moves in each layer, and over the saliency window."""
     model = load_model(model_path)
     pictures = [draw_scene(scene.scene()) for scene in scenes]
-    start, end = model.profile.saliency_window
+    window = model.profile.saliency_window
+    assert window is not None, "bundled models are calibrated with a saliency window"
     maps = []
     for picture, seen in zip(pictures, model.see(pictures), strict=True):
-        windows = [*((layer, layer + 1) for layer in range(model.num_layers)), (start, end)]
+        windows = [*((layer, layer + 1) for layer in range(model.num_layers)), window]
         moved = [
             (seen.states[last] - seen.states[first])
             .norm(dim=-1)
@@ -61,7 +62,7 @@ def update_maps(model_path: Path, scenes: list[SceneId]) -> list[UpdateMaps]:
             .numpy()
             for first, last in windows
         ]
-        maps.append(UpdateMaps(picture, moved[:-1], moved[-1], (start, end)))
+        maps.append(UpdateMaps(picture, moved[:-1], moved[-1], window))
     return maps
 
 

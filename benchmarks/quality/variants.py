@@ -115,6 +115,7 @@ def _group_counts(profile: EncoderProfile) -> tuple[Variant, ...]:
 
 def _windows(profile: EncoderProfile, num_layers: int) -> tuple[Variant, ...]:
     """Windows of the default width from the encoder's input to its output."""
+    assert profile.saliency_window is not None, "there is no window to move"
     default, end = profile.saliency_window
     width = end - default
     last = num_layers - width
@@ -125,6 +126,7 @@ def _windows(profile: EncoderProfile, num_layers: int) -> tuple[Variant, ...]:
 
 def _widths(profile: EncoderProfile, num_layers: int) -> tuple[Variant, ...]:
     """Windows that begin where the default one does; the paper varies the width by two."""
+    assert profile.saliency_window is not None, "there is no window to widen"
     start, end = profile.saliency_window
     widths = {end - start + change for change in (-2, -1, 0, 1, 2)}
     ends = sorted(start + width for width in widths if width > 0 and start + width <= num_layers)

@@ -101,8 +101,8 @@ def analyze_image(
     layers = options.layers(profile)
     per_patch = [*_first_coordinates(states, layers), *([] if saliency is None else [saliency])]
     lead, num_tokens = _check_shapes(per_patch, patches_per_token)
-    if options.sink_filter:
-        _check_sink_coordinate(profile, states[profile.sink_layer + 1].shape[-1])
+    if options.sink_filter and profile.sink_state is not None:
+        _check_sink_coordinate(profile, states[profile.sink_state].shape[-1])
     if valid is not None and valid.shape != (*lead, num_tokens):
         raise ShapeError(f"valid must be {(*lead, num_tokens)}, got {tuple(valid.shape)}")
 
@@ -209,7 +209,7 @@ def _check_shapes(
 
 
 def _check_sink_coordinate(profile: EncoderProfile, width: int) -> None:
-    if profile.sink_coordinate >= width:
+    if profile.sink_coordinate is not None and profile.sink_coordinate >= width:
         raise ShapeError(
             f"sink_coordinate must be below the width of the states, {width}, "
             f"got {profile.sink_coordinate}; use the profile of this encoder"

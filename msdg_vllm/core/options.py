@@ -6,7 +6,7 @@ from typing import Literal, get_args
 from msdg_vllm.core.errors import OptionError
 from msdg_vllm.core.profiles import EncoderProfile
 
-Grouping = Literal["direction", "output", "none"]
+Grouping = Literal["profile", "direction", "output", "none"]
 Saliency = Literal["endpoint", "accumulated", "given"]
 Budgets = Literal["softmax", "size"]
 Signal = Literal["score", "relevance", "saliency"]
@@ -21,10 +21,11 @@ class SelectionOptions:
     can be handed to both.
 
     Attributes:
-        grouping: Group by update direction (Eq. 1), by the encoder's output features, or not at
-            all: one group, so that ranking is global.
+        grouping: Group as the profile says, by update direction (Eq. 1), by the encoder's output
+            features, or not at all: one group, so that ranking is global.
         saliency: u as displacement between the ends of the window, as update magnitude
-            accumulated over its layers, or as a vector given to `analyze_image`.
+            accumulated over its layers, or as a vector given to `analyze_image`. The first two
+            are constant where the profile has no window.
         sink_filter: False keeps sink tokens as candidates.
         budgets: Share the budget by softmax of group means (Eq. 4) or by group size.
         allocate_by: The signal whose group means share the budget (with `budgets="softmax"`).
@@ -32,7 +33,7 @@ class SelectionOptions:
         random_seed: Seed of `rank_by="random"`; no effect otherwise.
     """
 
-    grouping: Grouping = "direction"
+    grouping: Grouping = "profile"
     saliency: Saliency = "endpoint"
     sink_filter: bool = True
     budgets: Budgets = "softmax"
@@ -59,18 +60,23 @@ class SelectionOptions:
         With the default options this is `profile.layers`.
         """
         needed: set[int] = set()
-        if self.grouping == "direction":
+        grouping = self.grouping_of(profile)
+        if grouping == "direction":
             needed |= set(profile.direction_layers)
-        elif self.grouping == "output":
+        elif grouping == "output":
             needed.add(profile.features_layer)
-        start, end = profile.saliency_window
-        if self.saliency == "endpoint":
-            needed |= {start, end}
-        elif self.saliency == "accumulated":
-            needed |= set(range(start, end + 1))
-        if self.sink_filter:
-            needed.add(profile.sink_layer + 1)
+        if self.saliency != "given" and profile.saliency_window is not None:
+            start, end = profile.saliency_window
+            needed |= {start, end} if self.saliency == "endpoint" else set(range(start, end + 1))
+        if self.sink_filter and profile.sink_state is not None:
+            needed.add(profile.sink_state)
+        if not needed and self.saliency != "given":
+            needed.add(profile.features_layer)  # it tells how many tokens there are
         return tuple(sorted(needed))
+
+    def grouping_of(self, profile: EncoderProfile) -> Grouping:
+        """Return what these options group the tokens of an encoder by."""
+        return profile.grouping if self.grouping == "profile" else self.grouping
 
 
 PAPER = SelectionOptions()

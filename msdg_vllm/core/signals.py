@@ -12,7 +12,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from msdg_vllm.core.options import SelectionOptions
+from msdg_vllm.core.options import Grouping, SelectionOptions
 from msdg_vllm.core.profiles import EncoderProfile
 from msdg_vllm.core.tiles import NARROW_TILE, TILE, fill_up, round_up
 
@@ -60,13 +60,14 @@ def token_signals(
     saliency = _saliency(states, profile, given_saliency, options)
     finite = saliency.isfinite()
     activation = torch.zeros_like(saliency)
-    if options.sink_filter:
-        state = states[profile.sink_layer + 1].float()
+    if options.sink_filter and profile.sink_state is not None:
+        state = states[profile.sink_state].float()
         finite = finite & row_norms(state).isfinite()
         activation = state[:, profile.sink_coordinate].abs()
     directions: Tensor | None = None
-    if options.grouping != "none":
-        directions, finite_directions = _directions(states, profile, options)
+    grouping = options.grouping_of(profile)
+    if grouping != "none":
+        directions, finite_directions = _directions(states, profile, grouping)
         finite = finite & finite_directions
 
     if patches_per_token > 1:
@@ -152,24 +153,29 @@ def _saliency(
     given_saliency: Tensor | None,
     options: SelectionOptions,
 ) -> Tensor:
-    """Line 4: how far each patch moved over the window, `(P,)`."""
+    """Line 4: how far each patch moved over the window, `(P,)`, times the profile's scale."""
     if options.saliency == "given":
         assert given_saliency is not None
-        return given_saliency.float()
-    start, end = profile.saliency_window
-    if options.saliency == "endpoint":
-        return row_norms(states[end].float() - states[start].float())
-    total = torch.zeros_like(states[start][:, 0], dtype=torch.float32)
-    for before, after in pairwise(range(start, end + 1)):
-        total = total + row_norms(states[after].float() - states[before].float())
-    return total
+        moved = given_saliency.float()
+    elif profile.saliency_window is None:
+        any_state = states[options.layers(profile)[0]]
+        moved = torch.ones_like(any_state[:, 0], dtype=torch.float32)
+    else:
+        start, end = profile.saliency_window
+        if options.saliency == "endpoint":
+            moved = row_norms(states[end].float() - states[start].float())
+        else:
+            moved = torch.zeros_like(states[start][:, 0], dtype=torch.float32)
+            for before, after in pairwise(range(start, end + 1)):
+                moved = moved + row_norms(states[after].float() - states[before].float())
+    return moved if profile.saliency_scale == 1 else moved * profile.saliency_scale
 
 
 def _directions(
-    states: Mapping[int, Tensor], profile: EncoderProfile, options: SelectionOptions
+    states: Mapping[int, Tensor], profile: EncoderProfile, grouping: Grouping
 ) -> tuple[Tensor, Tensor]:
     """Line 3, Eq. 1: displacements yet to be normalised, `(P, d)`, and where finite, `(P,)`."""
-    if options.grouping == "output":
+    if grouping == "output":
         features = states[profile.features_layer].float()
         norms = row_norms(features)
         return unit(features, norms), norms.isfinite()

@@ -16,7 +16,7 @@ from msdg_vllm.methods.image import Choice, Image, top_tokens
 from msdg_vllm.methods.method import Method
 from msdg_vllm.methods.needs import Encoder, Needs
 from msdg_vllm.methods.similarity import snap
-from msdg_vllm.methods.sinks import sink_tokens
+from msdg_vllm.methods.sinks import sink_states, sink_tokens
 
 
 class EvoCut(Method):
@@ -28,7 +28,7 @@ class EvoCut(Method):
     def needs(self, encoder: Encoder) -> Needs:
         profile = encoder.profile
         ends = {end for layer in _layers(profile) for end in (layer, layer + 1)}
-        return Needs(states=tuple(sorted({*ends, profile.sink_layer + 1})))
+        return Needs(states=tuple(sorted({*ends, *sink_states(profile)})))
 
     def select(self, image: Image, budget: int) -> Choice:
         profile, states = image.encoder.profile, image.signals.states

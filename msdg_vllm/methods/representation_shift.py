@@ -4,18 +4,19 @@ from msdg_vllm.core.profiles import EncoderProfile
 from msdg_vllm.methods.image import Choice, Image, top_tokens
 from msdg_vllm.methods.method import Method
 from msdg_vllm.methods.needs import Encoder, Needs
-from msdg_vllm.methods.sinks import sink_tokens
+from msdg_vllm.methods.sinks import sink_states, sink_tokens
 
 
 class RepresentationShift(Method):
     """The largest L2 norm of what the MLP of a layer adds; sinks only for lack of others.
 
-    The layer is the one in the middle of the saliency window. Waits for no device.
+    The layer is the one in the middle of the saliency window, or of the layers between the ends
+    of the direction where the profile has no window. Waits for no device.
     """
 
     def needs(self, encoder: Encoder) -> Needs:
         profile = encoder.profile
-        return Needs(mlp_updates=(_layer(profile),), states=(profile.sink_layer + 1,))
+        return Needs(mlp_updates=(_layer(profile),), states=sink_states(profile))
 
     def select(self, image: Image, budget: int) -> Choice:
         scores = image.per_token(image.signals.mlp_updates[_layer(image.encoder.profile)])
@@ -24,5 +25,5 @@ class RepresentationShift(Method):
 
 
 def _layer(profile: EncoderProfile) -> int:
-    start, end = profile.saliency_window
+    start, end = profile.saliency_window or profile.direction_layers
     return (start + end) // 2

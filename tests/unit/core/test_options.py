@@ -212,3 +212,46 @@ def test_random_ranking_treats_all_positions_alike() -> None:
 def test_an_option_that_does_not_exist_is_refused_with_the_choices(field: str) -> None:
     with pytest.raises(OptionError, match=f"{field} must be one of .*, got 'nonsense'"):
         SelectionOptions(**{field: "nonsense"})  # type: ignore[arg-type]
+
+
+def test_without_sinks_nothing_is_filtered() -> None:
+    for case in CASES:
+        bare = replace(case.profile, sink_layer=None, sink_coordinate=None)
+        expected = run(case, SelectionOptions(sink_filter=False))
+        assert run(replace(case, profile=bare), PAPER) == expected
+
+
+def test_without_a_window_all_tokens_are_equally_salient() -> None:
+    for case in CASES:
+        off = replace(case, profile=replace(case.profile, saliency_window=None))
+        given = torch.ones(len(case.states[2]))
+        expected = run(case, SelectionOptions(saliency="given"), saliency=given)
+        assert run(off, PAPER) == expected
+        assert run(off, SelectionOptions(saliency="accumulated")) == expected
+
+
+def test_the_scale_multiplies_saliency() -> None:
+    for case in CASES:
+        scaled = replace(case, profile=replace(case.profile, saliency_scale=0.25))
+        plain, small = (
+            analyze_image(c.states, c.profile, c.patches_per_token, valid=c.valid)
+            for c in (case, scaled)
+        )
+        assert small.saliency.equal(plain.saliency * 0.25)
+        assert small.groups.equal(plain.groups)
+
+
+def test_the_profile_may_group_by_output_features() -> None:
+    for case in CASES:
+        by_output = replace(case, profile=replace(case.profile, grouping="output"))
+        expected = run(case, SelectionOptions(grouping="output"))
+        assert run(by_output, PAPER) == expected
+        # An option that names a representation overrules the profile.
+        assert run(by_output, SelectionOptions(grouping="direction")) == run(case, PAPER)
+
+
+def test_a_profile_with_nothing_but_groups_needs_one_state_without_them() -> None:
+    case = CASES[0]
+    bare = replace(case.profile, saliency_window=None, sink_layer=None, sink_coordinate=None)
+    keep = run(replace(case, profile=bare), SelectionOptions(grouping="none"))
+    assert len(keep) == case.budget

@@ -75,6 +75,32 @@ def test_json_may_leave_out_what_has_a_default() -> None:
     assert EncoderProfile.from_json(text + '"sink_coordinate": 650}') == CLIP
 
 
+def test_a_profile_from_before_calibration_means_the_paper() -> None:
+    before = ("direction_layers", "saliency_window", "sink_layer", "sink_coordinate")
+    before += ("sink_threshold", "num_groups", "seed", "output_layer")
+    fields = json.loads(QWEN.to_json())
+    loaded = EncoderProfile.from_json(json.dumps({name: fields[name] for name in before}))
+    assert loaded == QWEN
+    assert (loaded.saliency_scale, loaded.grouping, loaded.provenance) == (1.0, "direction", None)
+
+
+def test_a_profile_without_sinks_and_window_reads_only_what_it_groups_by() -> None:
+    bare = EncoderProfile((2, 23), None, sink_layer=None, sink_coordinate=None)
+    assert bare.layers == (2, 23)
+    assert SelectionOptions().layers(bare) == (2, 23)
+    assert replace(bare, grouping="output", output_layer=24).layers == (24,)
+    assert SelectionOptions(grouping="none").layers(bare) == (23,)
+    assert EncoderProfile.from_json(bare.to_json()) == bare
+
+
+def test_provenance_is_kept_and_changes_nothing() -> None:
+    told = replace(CLIP, provenance={"model": "a/b", "images": 200, "verdicts": {"sinks": "found"}})
+    assert EncoderProfile.from_json(told.to_json()).provenance == told.provenance
+    assert told == CLIP
+    assert hash(told) == hash(CLIP)
+    assert "provenance" not in json.loads(CLIP.to_json())
+
+
 def test_an_unknown_encoder_says_how_to_provide_a_profile() -> None:
     with pytest.raises(ProfileError) as caught:
         built_in_profile("siglip")
@@ -82,6 +108,7 @@ def test_an_unknown_encoder_says_how_to_provide_a_profile() -> None:
     assert "'siglip'" in message
     assert "clip-vit-large-patch14-336" in message
     assert "EncoderProfile.load(path)" in message
+    assert "msdg-vllm calibrate" in message
     assert isinstance(caught.value, ValueError)
     assert isinstance(caught.value, MsdgError)
 
@@ -104,6 +131,11 @@ def test_an_unknown_encoder_says_how_to_provide_a_profile() -> None:
         ("num_groups", True, "num_groups must be an integer, got True"),
         ("seed", None, "seed must be an integer, got None"),
         ("output_layer", -2, "output_layer must be at least 0, got -2"),
+        ("sink_layer", None, "sink_layer and sink_coordinate must both be given or both be null"),
+        ("saliency_scale", 0, "saliency_scale must be a finite number > 0, got 0"),
+        ("saliency_scale", "1", "saliency_scale must be a finite number > 0, got '1'"),
+        ("grouping", "none", "grouping must be one of ['direction', 'output'], got 'none'"),
+        ("provenance", [1], "provenance must be a JSON object, got [1]"),
     ],
 )
 def test_a_profile_that_does_not_add_up_is_refused(field: str, value: object, message: str) -> None:

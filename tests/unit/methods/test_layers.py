@@ -99,3 +99,19 @@ def test_the_neighbours_of_an_anchor_stay_in_its_frame() -> None:
     kept = kept_around(43, 35, 51)
     assert {35, 42, 43, 44} <= kept
     assert 51 not in kept
+
+
+@pytest.mark.parametrize("name", ["msdg", "evocut", "representation_shift"])
+def test_methods_that_filter_sinks_do_without_them_where_there_are_none(name: str) -> None:
+    method = method_named(name)
+    image = make_image(0, "random", num_tokens=20)
+    bare = replace(
+        image.encoder.profile, saliency_window=None, sink_layer=None, sink_coordinate=None
+    )
+    image = replace(image, encoder=replace(image.encoder, profile=bare))
+    needs = method.needs(image.encoder)
+    assert unmet_need(needs, image.encoder) is None
+    choice = method.select(image, 3)
+    assert len(choice.indices) == 3
+    assert choice.sinks is not None
+    assert not choice.sinks.any()
