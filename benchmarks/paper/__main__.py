@@ -13,14 +13,14 @@ from collections.abc import Collection
 from pathlib import Path
 
 from benchmarks.paper.cells import CellStore
-from benchmarks.paper.endpoint import Endpoint
 from benchmarks.paper.errors import PaperError, ServerError
 from benchmarks.paper.evaluation import Evaluator
 from benchmarks.paper.measuring import Measurement
+from benchmarks.paper.published import Table, paper_tables
 from benchmarks.paper.report import render
-from benchmarks.paper.scenes import SCENES
-from benchmarks.paper.tables import Table, paper_tables
-from benchmarks.provenance import ROOT
+from benchmarks.paper.scenes_task import SCENES
+from benchmarks.paper.served import Endpoint
+from benchmarks.shared.provenance import ROOT
 
 RESULTS = Path("runs/paper")
 VENV = ROOT / ".venv-paper/bin/python"

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.paper.tables import Table
+from benchmarks.paper.published import Table
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from typing import Any
 
 from benchmarks.paper.columns import Benchmark
 from benchmarks.paper.errors import EvaluationError
-from benchmarks.provenance import ROOT
+from benchmarks.shared.provenance import ROOT
 
 TASKS = Path(__file__).parent / "tasks"
 LOG = "lmms-eval.log"

@@ -7,10 +7,10 @@ from tqdm import tqdm
 
 from benchmarks.paper.cells import Cell, CellStore
 from benchmarks.paper.columns import BENCHMARKS
-from benchmarks.paper.endpoint import Endpoint, mean_milliseconds
 from benchmarks.paper.evaluation import TASKS, Evaluator
-from benchmarks.paper.scenes import write_task
-from benchmarks.paper.tables import Table
+from benchmarks.paper.published import Table
+from benchmarks.paper.scenes_task import write_task
+from benchmarks.paper.served import Endpoint, mean_milliseconds
 
 
 @dataclass(frozen=True, slots=True)

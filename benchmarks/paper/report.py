@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from benchmarks.paper.cells import Cell, CellStore
-from benchmarks.paper.tables import Row, Table, relative_accuracy
+from benchmarks.paper.published import Row, Table, relative_accuracy
 
 _NOTHING = "–"
 

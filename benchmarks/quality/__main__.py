@@ -4,7 +4,7 @@ import argparse
 import sys
 from importlib import import_module
 
-from benchmarks.quality.endpoint import EndpointError
+from benchmarks.quality.asking import EndpointError
 
 _COMMANDS = {
     "run": "ask a running server: accuracy of methods at several retentions",

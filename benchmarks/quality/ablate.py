@@ -11,14 +11,14 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from benchmarks.provenance import ROOT
 from benchmarks.quality.cases import SPLITS, UNPRUNED, SceneId, scene_ids
 from benchmarks.quality.drawing import draw_scene
 from benchmarks.quality.inference import Row, SceneModel, Seen, load_model
-from benchmarks.quality.provenance import RESULTS, provenance
 from benchmarks.quality.questions import Question
+from benchmarks.quality.record import provenance
 from benchmarks.quality.results import UNPRUNED_NAME, Mark, report, write
 from benchmarks.quality.variants import OURS, Variant, ablations
+from benchmarks.shared.provenance import RESULTS, ROOT
 from msdg_vllm.core import analyze_image, num_kept_tokens, score_tokens, take_tokens
 
 _SCENES_AT_ONCE = 16

@@ -5,10 +5,10 @@ import os
 import re
 from pathlib import Path
 
-from benchmarks.provenance import ROOT
 from benchmarks.quality.plots import plot
 from benchmarks.quality.results import read
 from benchmarks.quality.tables import relative_table, tables
+from benchmarks.shared.provenance import ROOT
 
 FIGURES = ROOT / "docs" / "figures"
 

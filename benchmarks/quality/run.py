@@ -13,6 +13,7 @@ from typing import Any
 from tqdm import tqdm
 
 from benchmarks.quality.answers import Answers, key_of
+from benchmarks.quality.asking import Endpoint, EndpointError, picture_url
 from benchmarks.quality.cases import (
     RETENTIONS,
     SPLITS,
@@ -22,10 +23,10 @@ from benchmarks.quality.cases import (
     scene_ids,
 )
 from benchmarks.quality.drawing import draw_scene
-from benchmarks.quality.endpoint import Endpoint, EndpointError, picture_url
-from benchmarks.quality.provenance import RESULTS, RUNS, provenance, source_hash, weights_hash
 from benchmarks.quality.questions import Question
+from benchmarks.quality.record import provenance, source_hash, weights_hash
 from benchmarks.quality.results import UNPRUNED_NAME, Mark, Table, report, write
+from benchmarks.shared.provenance import RESULTS, RUNS
 
 BASELINE = "random"
 OURS = "msdg"
@@ -190,7 +191,7 @@ def main(arguments: argparse.Namespace) -> Path:
     endpoint.check_methods(methods)
     folder = model_folder(endpoint, arguments.weights)
     name = folder.resolve().name
-    answers = Answers(arguments.answers or RUNS / f"answers-{name}.jsonl")
+    answers = Answers(arguments.answers or RUNS / "quality" / f"answers-{name}.jsonl")
     runner = Runner(endpoint, folder, answers)
     scenes = scene_ids(arguments.splits, arguments.seeds, arguments.scenes)
     jobs = runner.jobs(scenes, methods, arguments.retentions)

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import torch
 
+from benchmarks.quality.asking import Endpoint, picture_url
 from benchmarks.quality.cases import SPLITS, SceneId, parse_retention
 from benchmarks.quality.drawing import draw_scene
-from benchmarks.quality.endpoint import Endpoint, picture_url
 from benchmarks.quality.inference import load_model
 from benchmarks.quality.panels import KeptPanel, KeptRow, UpdateMaps, kept_figure, update_figure
 from benchmarks.quality.questions import Question

@@ -15,7 +15,7 @@ import httpx
 import openai
 from PIL import Image
 
-from benchmarks.endpoint import running
+from benchmarks.shared.server_process import running
 
 MODEL = "tiny-llava"
 MAX_MODEL_LEN = 2048

@@ -7,7 +7,7 @@ import json
 from collections import defaultdict
 from pathlib import Path
 
-from benchmarks.load import main
+from benchmarks.load.__main__ import main
 from tests.server.running import Server
 
 KEPT = {1.0: 576, 0.333: 192, 0.111: 64, None: 576}

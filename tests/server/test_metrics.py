@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from benchmarks.provenance import ROOT
+from benchmarks.shared.provenance import ROOT
 from tests.deployment import queries, selectors
 from tests.pictures import picture_of
 from tests.server.running import MODEL, Server, chat_body, image_part, user

@@ -13,7 +13,7 @@ import httpx
 import pytest
 from PIL import Image
 
-from benchmarks.provenance import ROOT
+from benchmarks.shared.provenance import ROOT
 from tests.deployment import compose_server
 from tests.engine.llava_oracle import LlavaOracle
 from tests.pictures import picture_of

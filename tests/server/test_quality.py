@@ -13,16 +13,16 @@ from typing import Any
 
 import pytest
 
-from benchmarks.provenance import ROOT
 from benchmarks.quality import show
 from benchmarks.quality.ablate import mark, select, trials
+from benchmarks.quality.asking import Endpoint, EndpointError, picture_url
 from benchmarks.quality.cases import SceneId, scene_ids
 from benchmarks.quality.drawing import draw_scene
-from benchmarks.quality.endpoint import Endpoint, EndpointError, picture_url
 from benchmarks.quality.inference import SceneModel, load_model
-from benchmarks.quality.provenance import weights_hash
 from benchmarks.quality.questions import KINDS
+from benchmarks.quality.record import weights_hash
 from benchmarks.quality.variants import OURS, Variant
+from benchmarks.shared.provenance import ROOT
 from msdg_vllm.core.budget import num_kept_tokens
 from tests.server.running import Server, running_server
 

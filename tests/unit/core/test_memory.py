@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from benchmarks.peak_memory import PeakMemory
+from benchmarks.selection.peak_memory import PeakMemory
 from msdg_vllm.core import ImageSignals, analyze_image, select_tokens
 from tests.unit.core.cases import make_profile
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from benchmarks.peak_memory import PeakMemory
+from benchmarks.selection.peak_memory import PeakMemory
 from msdg_vllm.core.errors import ShapeError
 from msdg_vllm.methods import METHODS, Choice, Image, ImageBatch, method_named, top_tokens
 from tests.unit.core.waiting import NoWaiting

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks.peak_memory import PeakMemory
+from benchmarks.selection.peak_memory import PeakMemory
 from msdg_vllm.methods import Image, method_named
 from tests.method_references.originals import (
     cdpruner_original,

@@ -11,12 +11,12 @@ from transformers import AutoProcessor, Qwen2_5_VLForConditionalGeneration
 from benchmarks.quality.drawing import draw_scene
 from benchmarks.quality.questions import ask_one_of_each
 from benchmarks.quality.scenes import sample_scene
-from benchmarks.training.export import export
-from benchmarks.training.families import FAMILIES
-from benchmarks.training.pool import patch_owners, question_tokens
-from benchmarks.training.qwen import CANVAS, encode_tokens
-from benchmarks.training.symbols import Symbols
-from benchmarks.training.tokenizer import QWEN_TOKENS, build_tokenizer
+from training.export import export
+from training.families import FAMILIES
+from training.pool import patch_owners, question_tokens
+from training.qwen import CANVAS, encode_tokens
+from training.symbols import Symbols
+from training.tokenizer import QWEN_TOKENS, build_tokenizer
 
 QWEN = FAMILIES["qwen"]
 SIZES = ((96, 96), (104, 96), (88, 112), (96, 112))  # width, height: taken as they are

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from benchmarks.quality.questions import ask_one_of_each
 from benchmarks.quality.scenes import sample_scene
-from benchmarks.training.tokenizer import build_tokenizer
+from training.tokenizer import build_tokenizer
 
 TOKENIZER = build_tokenizer()
 

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.training.canvas import Square
-from benchmarks.training.lessons import firsts_loss, foreseen_options, judged_options, read_choices
-from benchmarks.training.llava import GRID, IMAGE_SIDE, build_llava, encode_pictures
-from benchmarks.training.packing import (
+from training.canvas import Square
+from training.lessons import firsts_loss, foreseen_options, judged_options, read_choices
+from training.llava import GRID, IMAGE_SIDE, build_llava, encode_pictures
+from training.packing import (
     IGNORED,
     choose_glimpse,
     choose_patches,
@@ -15,9 +15,9 @@ from benchmarks.training.packing import (
     packed_mask,
     sample_arrays,
 )
-from benchmarks.training.pool import BACKGROUND, UNCLEAR, Pool, _draw_chunk
-from benchmarks.training.symbols import Symbols
-from benchmarks.training.tokenizer import build_tokenizer
+from training.pool import BACKGROUND, UNCLEAR, Pool, _draw_chunk
+from training.symbols import Symbols
+from training.tokenizer import build_tokenizer
 
 
 @pytest.fixture(scope="module")

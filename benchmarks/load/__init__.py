@@ -1,0 +1,1 @@
+"""A chat load on a running server, and the report of it."""

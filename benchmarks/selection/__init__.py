@@ -1,0 +1,1 @@
+"""What selection costs, beside one encoder layer."""

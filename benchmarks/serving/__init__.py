@@ -1,0 +1,1 @@
+"""What pruning buys: this server beside stock vLLM."""

@@ -1,0 +1,176 @@
+"""Rounds of all cases on the two servers, and the requests that they send."""
+
+import random
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import count
+from typing import Any
+
+import requests
+
+from benchmarks.serving.samples import PRUNING, STOCK, TEXT, Burst, Sample
+from benchmarks.shared.client import Answer, served_model, stream
+from benchmarks.shared.pictures import picture_url
+
+QUESTION = "What is on the left of the red square?"
+
+# A worker of vLLM looks for work without a pause until a second after it had some.
+REST_SECONDS = 1.5
+
+_numbers = count(1)  # of pictures and texts: none comes twice
+
+
+class Server:
+    """One of the two servers, as a client sees it."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.session = requests.Session()
+        self.model = served_model(self.session, url)
+        self._call_workers("start_encoder_clock")
+
+    def body(self, max_tokens: int, **fields: Any) -> dict[str, Any]:
+        """A request for exactly `max_tokens` tokens, each of which arrives by itself."""
+        return {
+            "model": self.model,
+            "max_tokens": max_tokens,
+            "temperature": 0,
+            "ignore_eos": True,
+            "return_token_ids": True,
+            **fields,
+        }
+
+    def image_body(self, max_tokens: int, retention: float | None) -> dict[str, Any]:
+        """A request about a picture that nobody asked about before."""
+        number = next(_numbers)
+        content = [
+            {"type": "image_url", "image_url": {"url": picture_url(number)}},
+            {"type": "text", "text": QUESTION},
+        ]
+        body = self.body(max_tokens, messages=[{"role": "user", "content": content}])
+        return body if retention is None else {**body, "retention": retention}
+
+    def text_body(self, max_tokens: int, num_tokens: int) -> dict[str, Any]:
+        """A request of exactly `num_tokens` tokens of text that nobody sent before."""
+        chance = random.Random(next(_numbers))
+        return self.body(max_tokens, prompt=[chance.randrange(10, 250) for _ in range(num_tokens)])
+
+    def send(self, body: dict[str, Any], session: requests.Session | None = None) -> Answer:
+        """Send a request and read its answer."""
+        path = "/v1/chat/completions" if "messages" in body else "/v1/completions"
+        return stream(session or self.session, self.url + path, body)
+
+    def encoder_seconds(self) -> float:
+        """Seconds that the vision encoder ran since the last call."""
+        return sum(self._call_workers("read_encoder_clock"))
+
+    def metric(self, name: str) -> float:
+        """Sum of a metric's samples over all labels; 0 if the server has no such metric."""
+        page = self.session.get(f"{self.url}/metrics", timeout=60).text
+        lines = (line for line in page.splitlines() if line.partition("{")[0] == name)
+        return sum(float(line.rpartition(" ")[2]) for line in lines)
+
+    def _call_workers(self, method: str) -> list[float]:
+        response = self.session.post(
+            f"{self.url}/collective_rpc", json={"method": method}, timeout=60
+        )
+        response.raise_for_status()
+        # Tensor-parallel ranks do the same work: the first speaks for all.
+        first: list[float] | None = response.json()["results"][0]
+        return first or []
+
+
+def case_order(
+    number: int, retentions: Sequence[float], texts: Sequence[tuple[str, float]] = ()
+) -> list[tuple[str, float]]:
+    """Return the cases of a round: one server after the other, stock vLLM first in odd rounds.
+
+    Stock vLLM and retention 1.0, whose difference is the smallest, are always neighbours. In round
+    0 the texts come last.
+    """
+    chance = random.Random(number)
+    others = [(PRUNING, r) for r in retentions if r != 1.0]
+    texts = chance.sample(texts, len(texts))
+    order = [
+        *texts,
+        (STOCK, 1.0),
+        (PRUNING, 1.0),
+        *chance.sample(others, len(others)),
+    ]
+    return order if number % 2 else order[::-1]
+
+
+class Benchmark:
+    """All cases on two servers that are up."""
+
+    def __init__(
+        self, stock: Server, pruning: Server, retentions: Sequence[float], max_tokens: int
+    ) -> None:
+        self.stock = stock
+        self.pruning = pruning
+        self.retentions = retentions
+        self.max_tokens = max_tokens
+        self.samples: list[Sample] = []
+        self.bursts: list[Burst] = []
+        self._prompt_tokens: dict[float, int] = {}
+        self._last_server: Server | None = None
+
+    def _server(self, case: str) -> Server:
+        """Return the server of a case, after the other one has come to rest."""
+        server = self.pruning if case == PRUNING else self.stock
+        if server is not self._last_server:
+            time.sleep(REST_SECONDS)
+            self._last_server = server
+        return server
+
+    def sample_round(self, number: int) -> Iterator[str]:
+        """Send one request of every case, one after the other; yields after each."""
+        # The first round tells how long the texts must be, so they come last in it.
+        texts = [(TEXT, r) for r in self.retentions]
+        for case, retention in case_order(number, self.retentions, texts):
+            self.samples.append(self._sample(number, case, retention))
+            yield f"{case} {retention:g}"
+
+    def _sample(self, number: int, case: str, retention: float) -> Sample:
+        server = self._server(case)
+        if case == TEXT:
+            body = server.text_body(self.max_tokens, self._prompt_tokens[retention])
+        else:
+            body = server.image_body(self.max_tokens, retention if case == PRUNING else None)
+        before = server.metric("msdg_selection_seconds_sum")
+        server.encoder_seconds()
+        answer = server.send(body)
+        if case == PRUNING:
+            self._prompt_tokens[retention] = answer.prompt_tokens
+        return Sample(
+            round=number,
+            case=case,
+            retention=retention,
+            ttft=answer.ttft,
+            latency=answer.latency,
+            prompt_tokens=answer.prompt_tokens,
+            encoder=server.encoder_seconds(),
+            selection=server.metric("msdg_selection_seconds_sum") - before,
+        )
+
+    def burst_round(self, number: int, concurrency: int, num_requests: int) -> Iterator[str]:
+        """Saturate each server with every case, one after the other; yields after each."""
+        for case, retention in case_order(number, self.retentions):
+            self.bursts.append(self._burst(number, case, retention, concurrency, num_requests))
+            yield f"{case} {retention:g} x {concurrency}"
+
+    def _burst(
+        self, number: int, case: str, retention: float, concurrency: int, num_requests: int
+    ) -> Burst:
+        server = self._server(case)
+        wanted = retention if case == PRUNING else None
+        bodies = [server.image_body(self.max_tokens, wanted) for _ in range(num_requests)]
+        name = "vllm:prompt_tokens_total"
+        before = server.metric(name)
+        start = time.perf_counter()
+        with ThreadPoolExecutor(concurrency) as pool:
+            list(pool.map(lambda body: server.send(body, requests.Session()), bodies))
+        seconds = time.perf_counter() - start
+        prompt_tokens = int(server.metric(name) - before)
+        return Burst(number, case, retention, num_requests, seconds, prompt_tokens)

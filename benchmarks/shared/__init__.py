@@ -1,0 +1,1 @@
+"""What all benchmarks share: the client, starting a server, provenance, estimates, pictures."""
