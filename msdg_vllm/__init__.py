@@ -22,8 +22,9 @@ def register() -> None:
     from vllm.model_executor.models.registry import ModelRegistry
     from vllm.renderers.registry import RENDERER_REGISTRY
 
+    from msdg_vllm.engine import scheduling
     from msdg_vllm.engine.compat import check_vllm
-    from msdg_vllm.engine.worker.rpc import install
+    from msdg_vllm.engine.worker import rpc
     from msdg_vllm.models.mini_gemini.config import register_configs
     from msdg_vllm.settings import Settings
 
@@ -32,6 +33,7 @@ def register() -> None:
     for architecture, model_class in ARCHITECTURES.items():
         ModelRegistry.register_model(architecture, model_class)
     register_configs()
-    install()
+    rpc.install()
+    scheduling.install()
     # Not `register()`: it warns about every mode that exists already.
     RENDERER_REGISTRY.renderers["hf"] = ("msdg_vllm.engine.api.renderer", "PruningRenderer")

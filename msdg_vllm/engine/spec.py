@@ -51,6 +51,12 @@ class PruningSpec:
         ]
         return torch.tensor([*header, *self.query_ids], dtype=torch.int64)
 
+    @staticmethod
+    def counts_in(row: torch.Tensor) -> tuple[int, int]:
+        """Read only the budget and the number of tokens of a row: what a scheduler needs."""
+        budget, num_tokens = row[:2].tolist()
+        return budget, num_tokens
+
     @classmethod
     def from_tensor(cls, row: torch.Tensor) -> PruningSpec:
         """Unpack a row that stayed on the host: reading it waits for no device."""

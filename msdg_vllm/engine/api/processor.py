@@ -15,7 +15,11 @@ from typing import Any
 from transformers import BatchFeature
 from vllm.config import VllmConfig
 from vllm.multimodal.hasher import MultiModalHasher
-from vllm.multimodal.inputs import MultiModalFieldConfig
+from vllm.multimodal.inputs import (
+    MultiModalBatchedField,
+    MultiModalFieldConfig,
+    MultiModalFieldElem,
+)
 from vllm.multimodal.parse import DictEmbeddingItems, EmbeddingItems
 from vllm.multimodal.processing import BaseMultiModalProcessor, PromptUpdate
 
@@ -143,6 +147,14 @@ class PruningProcessor(BaseMultiModalProcessor[Any]):
         kwargs[SPECS] = specs
         processed: Any = super().apply(replace(inputs, hf_processor_mm_kwargs=kwargs), timing_ctx)
         processed[SPECS] = specs
+        for modality, modality_specs in specs.items():
+            for item, spec in zip(processed["mm_kwargs"][modality], modality_specs, strict=True):
+                # An item in shared memory crosses as its address, but the scheduler must know
+                # what it costs; see engine/scheduling.py.
+                if item and spec.budget and field_name(modality) not in item:
+                    item[field_name(modality)] = MultiModalFieldElem(
+                        spec.to_tensor(), MultiModalBatchedField(keep_on_cpu=True)
+                    )
         return processed
 
     def get_dummy_inputs(self, *args: Any, **kwargs: Any) -> Any:
