@@ -1,20 +1,62 @@
-"""What a request may ask of pruning, checked in one place for HTTP and for offline use."""
+"""What a request may ask of pruning: one value from where it enters to the processor.
+
+Outside data is checked here, once, in the same words over HTTP and offline: a bare `retention`,
+everything else under `pruning`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+import secrets
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
+from numbers import Real
 from typing import Any
 
 from msdg_vllm import methods
 from msdg_vllm.core.budget import validate_retention
-from msdg_vllm.core.errors import RequestError
+from msdg_vllm.core.errors import RequestError, RetentionError
 
 QUERY_MODES = ("image-turn", "last-turn", "none")
 METHODS = tuple(methods.METHODS)
 SCOPES = ("tile", "image")
 
+RETENTION, PRUNING = NAMES = ("retention", "pruning")
+"""The two keys that a request may carry."""
+
+OPTIONS = ("query", "query_mode", "method", "scope", "explain")
+"""Keys of the mapping under `pruning`."""
+
 __all__ = ["METHODS", "QUERY_MODES", "SCOPES", "PruningRequest", "validate_retention"]
+
+
+@dataclass(frozen=True, slots=True)
+class ItemTurn:
+    """The turn one image or video came in."""
+
+    text: str
+    retention: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Turns:
+    """The texts a query can be taken from: each item's own turn, and the last user turn."""
+
+    last: str = ""
+    items: Mapping[str, Sequence[ItemTurn]] = field(default_factory=dict)
+
+    def item(self, modality: str, index: int) -> ItemTurn:
+        """The turn of an item; items the conversation did not name belong to the last turn."""
+        turns = self.items.get(modality, ())
+        return turns[index] if index < len(turns) else ItemTurn(self.last)
+
+    def query(self, mode: str, modality: str, index: int) -> str:
+        """The query text of an item in one of the query modes."""
+        if mode == "none":
+            return ""
+        if mode == "last-turn":
+            return self.last
+        return self.item(modality, index).text or self.last
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,40 +70,158 @@ class PruningRequest:
         method: Which selector decides, one of `METHODS`.
         scope: Whether a tiled image spends its budget per tile or as a whole, one of `SCOPES`.
         explanation: Key under which the workers keep what was decided; 0 keeps nothing.
+        turns: The conversation's turns, if it came as messages.
     """
 
     retention: float | None = None
     query: str | None = None
     query_mode: str | None = None
     method: str | None = None
-    scope: str = "tile"
+    scope: str = SCOPES[0]
     explanation: int = 0
-
-    def __post_init__(self) -> None:
-        if self.retention is not None:
-            validate_retention(self.retention)
-        if self.query is not None and not isinstance(self.query, str):
-            raise RequestError(f"query must be a string, got {self.query!r}", parameter="query")
-        if self.query_mode is not None:
-            validate_choice("query_mode", self.query_mode, QUERY_MODES)
-        if self.method is not None:
-            validate_choice("method", self.method, METHODS)
-        validate_choice("scope", self.scope, SCOPES)
+    turns: Turns | None = None
 
     @classmethod
-    def pop_from(cls, kwargs: dict[str, Any]) -> PruningRequest:
+    def parse(cls, retention: object = None, pruning: object = None) -> PruningRequest:
+        """Check what a client sent; an explained request gets a key nobody can guess."""
+        if retention is not None:
+            retention = check_retention(retention)
+        if pruning is None:
+            return cls(retention)
+        if not isinstance(pruning, Mapping):
+            raise RequestError(
+                f"pruning must be an object with keys among {', '.join(OPTIONS)}, "
+                f"got {shown(pruning)}",
+                parameter=PRUNING,
+            )
+        for key in pruning:
+            if key not in OPTIONS:
+                raise RequestError(
+                    f"retention stands beside `pruning`, not in it: send {RETENTION!r} on its own"
+                    if key == RETENTION
+                    else f"pruning.{key} is not a key of `pruning`; allowed are "
+                    f"{', '.join(OPTIONS)}{_meant(key, OPTIONS)}",
+                    parameter=f"pruning.{key}",
+                )
+        options = {key: value for key, value in pruning.items() if value is not None}
+        for key, allowed in (("query_mode", QUERY_MODES), ("method", METHODS), ("scope", SCOPES)):
+            if key in options:
+                validate_choice(f"pruning.{key}", options[key], allowed)
+        if not isinstance(options.get("query", ""), str):
+            raise RequestError(
+                f"pruning.query must be a string, got {shown(options['query'])}",
+                parameter="pruning.query",
+            )
+        explain = options.pop("explain", False)
+        if not isinstance(explain, bool):
+            raise RequestError(
+                f"pruning.explain must be true or false, got {shown(explain)}",
+                parameter="pruning.explain",
+            )
+        explanation = 1 + secrets.randbelow(2**63 - 1) if explain else 0
+        return cls(retention, explanation=explanation, **options)
+
+    @classmethod
+    def take_from(cls, kwargs: dict[str, Any]) -> PruningRequest:
         """Take this plugin's keys out of `mm_processor_kwargs`; the rest stays for the model."""
-        own = {key: kwargs.pop(key) for key in tuple(kwargs) if key in cls.__slots__}
-        return cls(**{key: value for key, value in own.items() if value is not None})
+        retention, pruning = kwargs.pop(RETENTION, None), kwargs.pop(PRUNING, None)
+        if not isinstance(pruning, PruningRequest):
+            return cls.parse(retention, pruning)
+        if retention is None or pruning.retention is not None:
+            return pruning
+        return replace(pruning, retention=check_retention(retention))
 
-    @classmethod
-    def keys_in(cls, kwargs: Mapping[str, object]) -> list[str]:
-        """Names of this plugin's keys that `kwargs` holds."""
-        return [key for key in kwargs if key in cls.__slots__]
+    @property
+    def is_default(self) -> bool:
+        """Whether nothing was asked for; the turns of a chat are no wish."""
+        return replace(self, turns=None) == PruningRequest()
+
+
+def check_retention(value: object, parameter: str = RETENTION) -> float:
+    """Return a retention in (0, 1], or raise the `RequestError` that names its place."""
+    try:
+        return validate_retention(value)
+    except RetentionError as error:
+        is_number = isinstance(value, Real) and not isinstance(value, bool)
+        hint = "" if is_number else ". It must be a number, such as 0.222 without quotes"
+        raise RequestError(f"{error}{hint}", parameter=parameter) from None
 
 
 def validate_choice(name: str, value: object, allowed: Collection[str]) -> None:
     """Raise `RequestError` unless `value` is one of the `allowed` words."""
     if not isinstance(value, str) or value not in allowed:
         words = ", ".join(repr(word) for word in allowed)
-        raise RequestError(f"{name} must be one of {words}, got {value!r}", parameter=name)
+        raise RequestError(f"{name} must be one of {words}, got {shown(value)}", parameter=name)
+
+
+def check_processor_kwargs(kwargs: Mapping[str, object]) -> None:
+    """Raise `RequestError` for our names misspelt, or where they stood in an older version."""
+    for key in kwargs:
+        if key in OPTIONS:
+            raise RequestError(
+                f"{key} is a key of `pruning`: send mm_processor_kwargs="
+                f'{{"pruning": {{"{key}": ...}}}}',
+                parameter=key,
+            )
+    check_names(kwargs, "mm_processor_kwargs")
+
+
+def check_names(keys: Collection[str], where: str, allowed: Collection[str] = NAMES) -> None:
+    """Raise `RequestError` for a key that is nearly, but not quite, one of the `allowed`.
+
+    Nobody reads such a key, so its sender would pay the full price without knowing.
+    """
+    for key in keys:
+        if key not in allowed and (meant := _nearest(key, NAMES)) is not None:
+            path = f"{where}.{key}" if where else str(key)
+            advice = (
+                f"did you mean `{meant}`?" if key != meant else f"`{key}` belongs to the request"
+            )
+            raise RequestError(f"{path} is not a field; {advice}", parameter=path)
+
+
+def content_parts(turns: object, path: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Content parts of a conversation, or of a list of them, with the path to each."""
+    for index, turn in enumerate(turns if isinstance(turns, list) else ()):
+        where = f"{path}[{index}]"
+        if isinstance(turn, list):
+            yield from content_parts(turn, where)
+        elif isinstance(turn, Mapping) and isinstance(turn.get("content"), list):
+            for number, part in enumerate(turn["content"]):
+                if isinstance(part, dict):
+                    yield f"{where}.content[{number}]", part
+
+
+def check_parts(turns: object, path: str) -> None:
+    """Check what the images of a conversation say about pruning."""
+    for where, part in content_parts(turns, path):
+        if part.get(RETENTION) is not None:
+            check_retention(part[RETENTION], f"{where}.retention")
+        check_names(part, where, (RETENTION,))
+        for name, value in part.items():
+            if isinstance(value, dict) and (
+                inner := next((key for key in value if _nearest(key, (RETENTION,))), None)
+            ):
+                raise RequestError(
+                    f"{where}.{name}.{inner} is not a field: put `retention` beside `{name}`, "
+                    "not inside it",
+                    parameter=f"{where}.{name}.{inner}",
+                )
+
+
+def shown(value: object, limit: int = 100) -> str:
+    """A value as an error message shows it: short, whatever a client sent."""
+    text = repr(value)
+    return text if len(text) <= limit else f"{text[:limit]}..."
+
+
+def _nearest(key: object, names: Collection[str]) -> str | None:
+    word = str(key).lower()
+    longer = (name for name in names if word.startswith(name))  # such as retention_rate
+    # At 0.8 `attention` and `detection` are other words, `retentoin` and `prunning` are not.
+    return next(longer, None) or next(iter(get_close_matches(word, names, 1, 0.8)), None)
+
+
+def _meant(key: object, names: Collection[str]) -> str:
+    nearest = _nearest(key, names)
+    return "" if nearest is None else f"; did you mean {nearest}?"

@@ -1,58 +1,40 @@
 """The way of a request's wishes into the renderer, without opening `mm_processor_kwargs`.
 
-vLLM refuses per-request `mm_processor_kwargs` unless the operator trusts its clients, and ours
-travel in them. So the stock check is applied to what the client sent, and only then are the
-validated wishes added.
+vLLM refuses per-request `mm_processor_kwargs` unless the operator trusts its clients. Ours join
+the parameters that a request builds for the renderer, behind that check.
 """
 
 from __future__ import annotations
 
-from copy import copy
-from dataclasses import asdict
+from dataclasses import replace
+from functools import wraps
 from traceback import walk_tb
 from typing import Any
 
-from vllm.entrypoints.generate.base.protocol import validate_request_mm_kwargs
+from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
+from vllm.entrypoints.serve.tokenize.protocol import TokenizeChatRequest
 from vllm.exceptions import VLLMError, VLLMValidationError
+from vllm.renderers import ChatParams
 from vllm.renderers.online_renderer import OnlineRenderer
 
 from msdg_vllm.core.errors import RequestError, RetentionError
+from msdg_vllm.request import PRUNING
 from server.metrics import RequestMetrics
-from server.schemas import PruningFields, PruningOptions, pruning_fields, refuse_pruning_fields
+from server.schemas import PruningFields, refuse_pruning_fields, wishes_of
 from server.visual_tokens import VisualTokens
 
 _MEDIA_PACKAGE = "vllm.multimodal.media"
+_CHATS: tuple[Any, ...] = (ChatCompletionRequest, ResponsesRequest, TokenizeChatRequest)
 
 
 def install(renderer: OnlineRenderer, metrics: RequestMetrics) -> None:
     """Put pruning in front of the renderer that all routes of the server share."""
-    stock = copy(renderer)
-    trusting = copy(renderer)
-    trusting.trust_request_mm_kwargs = True
+    stock_chat, stock_completion = renderer.preprocess_chat, renderer.preprocess_completion
 
-    async def preprocess_chat(request: Any, messages: list[Any], *args: Any, **kwargs: Any) -> Any:
+    async def preprocess_chat(request: Any, *args: Any, **kwargs: Any) -> Any:
         try:
-            fields = pruning_fields(request)
-            if fields is None:
-                return await stock.preprocess_chat(request, messages, *args, **kwargs)
-            own_kwargs = getattr(request, "mm_processor_kwargs", None)
-            validate_request_mm_kwargs(
-                mm_processor_kwargs=own_kwargs,
-                media_io_kwargs=getattr(request, "media_io_kwargs", None),
-                trust_request_mm_kwargs=stock.trust_request_mm_kwargs,
-            )
-            wishes = asdict(fields.pruning_request())
-            request.mm_processor_kwargs = {
-                **(own_kwargs or {}),
-                **{name: value for name, value in wishes.items() if value is not None},
-            }
-            try:
-                conversation, engine_inputs = await trusting.preprocess_chat(
-                    request, messages, *args, **kwargs
-                )
-            finally:
-                request.mm_processor_kwargs = own_kwargs
+            conversation, engine_inputs = await stock_chat(request, *args, **kwargs)
         except Exception as error:
             raise _as_bad_request(error, request) from error
         if isinstance(request, PruningFields):
@@ -63,18 +45,36 @@ def install(renderer: OnlineRenderer, metrics: RequestMetrics) -> None:
 
     async def preprocess_completion(request: Any, *args: Any, **kwargs: Any) -> Any:
         refuse_pruning_fields(getattr(request, "model_extra", None), "a prompt without messages")
-        return await stock.preprocess_completion(request, *args, **kwargs)
+        return await stock_completion(request, *args, **kwargs)
 
     renderer.preprocess_chat = preprocess_chat  # type: ignore[method-assign]
     renderer.preprocess_completion = preprocess_completion  # type: ignore[method-assign]
+    for request_class in _CHATS:
+        request_class.build_chat_params = _carrying_wishes(request_class.build_chat_params)
+
+
+def _carrying_wishes(build_chat_params: Any) -> Any:
+    """Let the parameters that a request builds for the renderer carry its wishes."""
+    if hasattr(build_chat_params, "__wrapped__"):
+        return build_chat_params
+
+    @wraps(build_chat_params)
+    def build(request: Any, *args: Any, **kwargs: Any) -> ChatParams:
+        params: ChatParams = build_chat_params(request, *args, **kwargs)
+        wishes = wishes_of(request)
+        if wishes.is_default:
+            return params
+        return replace(
+            params, mm_processor_kwargs={**(params.mm_processor_kwargs or {}), PRUNING: wishes}
+        )
+
+    return build
 
 
 def _as_bad_request(error: Exception, request: object) -> Exception:
     """Return the error that vLLM answers with a 400, or `error` when it is no client's fault."""
     if isinstance(error, RequestError):
-        is_option = error.parameter in PruningOptions.model_fields
-        parameter = f"pruning.{error.parameter}" if is_option else error.parameter
-        return VLLMValidationError(str(error), parameter=parameter)
+        return VLLMValidationError(str(error), parameter=error.parameter)
     if isinstance(error, RetentionError):
         return VLLMValidationError(str(error), parameter="retention")
     if isinstance(error, VLLMError | MemoryError):

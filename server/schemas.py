@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import secrets
-from collections.abc import Iterable, Iterator
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
+    ModelWrapValidatorHandler,
     PrivateAttr,
-    ValidationError,
     model_validator,
 )
 from vllm.entrypoints.openai.chat_completion.protocol import (
@@ -21,8 +20,19 @@ from vllm.entrypoints.openai.chat_completion.protocol import (
 from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
 from vllm.exceptions import VLLMValidationError
 
-from msdg_vllm.core.errors import RetentionError
-from msdg_vllm.request import METHODS, QUERY_MODES, SCOPES, PruningRequest, validate_retention
+from msdg_vllm.core.errors import RequestError
+from msdg_vllm.request import (
+    METHODS,
+    NAMES,
+    PRUNING,
+    QUERY_MODES,
+    RETENTION,
+    SCOPES,
+    PruningRequest,
+    check_names,
+    check_parts,
+    content_parts,
+)
 from server.visual_tokens import VisualTokens
 
 IMAGE_RETENTION = {
@@ -75,21 +85,6 @@ class PruningOptions(BaseModel):
     )
 
 
-def _check_options(value: object) -> None:
-    try:
-        PruningOptions.model_validate(value)
-    except ValidationError as error:
-        first = error.errors()[0]
-        parameter = ".".join(["pruning", *map(str, first["loc"])])
-        allowed = ", ".join(PruningOptions.model_fields)
-        raise VLLMValidationError(
-            f"{parameter} is not a key of `pruning`; allowed are {allowed}"
-            if first["type"] == "extra_forbidden"
-            else f"{parameter}: {first['msg']}, got {_shortened(first['input'])}",
-            parameter=parameter,
-        ) from None
-
-
 class PruningFields(BaseModel):
     """Mixin: the fields that vLLM's requests are extended with."""
 
@@ -102,42 +97,36 @@ class PruningFields(BaseModel):
         default=None, description="How the visual tokens are chosen."
     )
 
-    _explanation: int = PrivateAttr(default=0)
+    _wishes: PruningRequest = PrivateAttr(default_factory=PruningRequest)
     _visual_tokens: VisualTokens | None = PrivateAttr(default=None)
 
-    @model_validator(mode="before")
+    @model_validator(mode="wrap")
     @classmethod
-    def _check_pruning(cls, data: Any) -> Any:
+    def _read_wishes(cls, data: Any, validate: ModelWrapValidatorHandler[Self]) -> Self:
         # Before pydantic's own checks, whose errors name `body.retention` and no remedy.
-        if isinstance(data, dict):
-            if data.get("retention") is not None:
-                _retention(data["retention"], "retention")
-            if data.get("pruning") is not None:
-                _check_options(data["pruning"])
-            for name in ("messages", "input"):
-                _check_images(data.get(name), name)
-        return data
+        wishes = read_wishes(data) if isinstance(data, dict) else None
+        request = validate(data)
+        if wishes is not None:
+            request._wishes = wishes
+        return request
 
-    def pruning_request(self) -> PruningRequest:
-        """Return the wishes of this request; explained ones get a key nobody can guess."""
-        options = self.pruning or PruningOptions()
-        if options.explain and not self._explanation:
-            self._explanation = 1 + secrets.randbelow(2**63 - 1)
-        wishes = options.model_dump(exclude={"explain"}, exclude_none=True)
-        return PruningRequest(retention=self.retention, explanation=self._explanation, **wishes)
+    @property
+    def wishes(self) -> PruningRequest:
+        """What this request asks of pruning, as it was checked when the body came in."""
+        return self._wishes
 
     @property
     def wants_explanation(self) -> bool:
         """Whether the request asked for an explanation."""
-        return self.pruning is not None and self.pruning.explain
+        return bool(self._wishes.explanation)
 
     @property
     def explanation_id(self) -> str | None:
         """Id of the explanation; None while there is nothing to explain."""
         tokens = self.visual_tokens
-        if not self._explanation or tokens is None or not tokens.pruned_items:
+        if not self.wants_explanation or tokens is None or not tokens.pruned_items:
             return None
-        return f"{self._explanation:016x}"
+        return f"{self._wishes.explanation:016x}"
 
     @property
     def visual_tokens(self) -> VisualTokens | None:
@@ -164,7 +153,7 @@ class PruningBatchRequest(PruningFields, BatchChatCompletionRequest):
 
     @model_validator(mode="after")
     def _check_explain(self) -> Self:
-        if self.pruning is not None and self.pruning.explain:
+        if self.wants_explanation:
             raise VLLMValidationError(
                 "pruning.explain is not available for a batch, whose conversations would share "
                 "one explanation; send the conversation by itself",
@@ -204,24 +193,36 @@ class Explanation(BaseModel):
     images: list[ImageExplanation]
 
 
-def pruning_fields(request: object) -> PruningFields | None:
-    """Return the pruning fields of any request, also of routes that do not declare them."""
+def read_wishes(body: Mapping[str, Any]) -> PruningRequest:
+    """Check what a body says about pruning, in every place where a client may say it."""
+    try:
+        check_names(body, "", NAMES)
+        for place in ("extra_body", "vllm_xargs"):
+            if isinstance(fields := body.get(place), Mapping):
+                check_names(fields, place, ())
+        for name in ("messages", "input"):
+            check_parts(body.get(name), name)
+        return PruningRequest.parse(body.get(RETENTION), body.get(PRUNING))
+    except RequestError as error:
+        raise VLLMValidationError(str(error), parameter=error.parameter) from None
+
+
+def wishes_of(request: object) -> PruningRequest:
+    """Return the wishes of any request, also of routes that do not declare the fields."""
     if isinstance(request, PruningFields):
-        return request
+        return request.wishes
     extra = getattr(request, "model_extra", None) or {}
-    if present := extra.keys() & PruningFields.model_fields.keys():
-        return PruningFields.model_validate({name: extra[name] for name in present})
-    return None
+    return read_wishes({**extra, "messages": getattr(request, "messages", None)})
 
 
 def refuse_pruning_fields(body: object, route: str) -> None:
     """Raise the 400 of a route that cannot honour them; dropping them would go unnoticed."""
     if not isinstance(body, dict):
         return
-    sent = [(name, body.get(name)) for name in PruningFields.model_fields]
+    sent = [(name, body.get(name)) for name in NAMES]
     sent += [
-        (f"{where}.retention", part.get("retention"))
-        for where, part in _image_parts(body.get("messages"), "messages")
+        (f"{where}.retention", part.get(RETENTION))
+        for where, part in content_parts(body.get("messages"), "messages")
     ]
     for name, value in sent:
         if value is not None:
@@ -230,34 +231,3 @@ def refuse_pruning_fields(body: object, route: str) -> None:
                 "/v1/chat/completions or /v1/responses",
                 parameter=name,
             )
-
-
-def _check_images(turns: object, path: str) -> None:
-    for where, part in _image_parts(turns, path):
-        if part.get("retention") is not None:
-            _retention(part["retention"], f"{where}.retention")
-
-
-def _image_parts(turns: object, path: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Content parts of a conversation, or of a list of them, with the path to each."""
-    for index, turn in enumerate(turns if isinstance(turns, list) else ()):
-        where = f"{path}[{index}]"
-        if isinstance(turn, list):
-            yield from _image_parts(turn, where)
-        elif isinstance(turn, dict) and isinstance(turn.get("content"), list):
-            parts: Iterable[object] = turn["content"]
-            for number, part in enumerate(parts):
-                if isinstance(part, dict):
-                    yield f"{where}.content[{number}]", part
-
-
-def _retention(value: object, parameter: str) -> float:
-    try:
-        return validate_retention(value)
-    except (RetentionError, OverflowError) as error:
-        raise VLLMValidationError(str(error), parameter=parameter) from None
-
-
-def _shortened(value: object, limit: int = 100) -> str:
-    text = repr(value)
-    return text if len(text) <= limit else f"{text[:limit]}..."

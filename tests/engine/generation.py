@@ -33,6 +33,15 @@ Request = Mapping[str, Any]
 """One prompt in the form `LLM.generate` takes."""
 
 
+def processor_kwargs(wishes: Mapping[str, Any]) -> dict[str, Any]:
+    """The form of wishes in `mm_processor_kwargs`: all but the retention under `pruning`."""
+    from msdg_vllm.request import OPTIONS
+
+    pruning = {name: value for name, value in wishes.items() if name in OPTIONS}
+    rest = {name: value for name, value in wishes.items() if name not in OPTIONS}
+    return {**rest, "pruning": pruning} if pruning else rest
+
+
 @dataclass(frozen=True, slots=True)
 class Generated:
     """What one request got: token ids, and the log-probabilities of the likeliest per step."""

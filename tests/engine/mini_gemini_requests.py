@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from msdg_vllm.core.profiles import EncoderProfile
-from tests.engine.generation import Request
+from tests.engine.generation import Request, processor_kwargs
 
 QUESTIONS = ("What is on the left of the red square?", "Read the code on the sign.")
 SYSTEM = (
@@ -23,7 +23,7 @@ def ask(question: str, *images: Any, **kwargs: Any) -> Request:
     return {
         "prompt": prompt_of(question, len(images)),
         "multi_modal_data": {"image": list(images)},
-        "mm_processor_kwargs": kwargs,
+        "mm_processor_kwargs": processor_kwargs(kwargs),
     }
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.engine.generation import Request
+from tests.engine.generation import Request, processor_kwargs
 from tests.engine.qwen_oracle import FRAMES_PER_SECOND
 from tests.pictures import make_picture
 
@@ -24,7 +24,7 @@ def ask(question: str, *contents: Any, **wishes: Any) -> Request:
     return {
         "prompt": prompt_of(question, *contents),
         "multi_modal_data": data,
-        "mm_processor_kwargs": wishes,
+        "mm_processor_kwargs": processor_kwargs(wishes),
     }
 
 

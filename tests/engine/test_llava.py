@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from msdg_vllm.methods import METHODS
+from msdg_vllm.request import PruningRequest
 from tests.checkpoints import make_llava
 from tests.engine.generation import (
     Generated,
@@ -20,6 +21,7 @@ from tests.engine.generation import (
     generate_one_by_one,
     generated,
     image_hashes,
+    processor_kwargs,
     running_engine,
     stock_answers,
 )
@@ -58,7 +60,7 @@ def ask(question: str, *images: Any, **kwargs: Any) -> Request:
     return {
         "prompt": prompt_of(question, len(images)),
         "multi_modal_data": {"image": list(images)},
-        "mm_processor_kwargs": kwargs,
+        "mm_processor_kwargs": processor_kwargs(kwargs),
     }
 
 
@@ -127,7 +129,11 @@ def test_random_tokens_depend_on_the_picture_and_not_on_the_batch(llm: Any) -> N
         return [llm.apply_model(partial(kept_tokens, key=key))[0] for key in keys]
 
     first, second = (
-        ask(QUESTIONS[0], picture, retention=0.111, method="random", explanation=key)
+        ask(
+            QUESTIONS[0],
+            picture,
+            pruning=PruningRequest(retention=0.111, method="random", explanation=key),
+        )
         for key, picture in enumerate(pictures, start=1001)
     )
     (alone,) = kept([first], (1001,))

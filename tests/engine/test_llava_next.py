@@ -14,6 +14,7 @@ from tests.engine.generation import (
     generate,
     generate_one_by_one,
     image_hashes,
+    processor_kwargs,
     running_engine,
     stock_answers,
 )
@@ -51,7 +52,7 @@ def ask(question: str, *images: Any, **kwargs: Any) -> Request:
     return {
         "prompt": prompt_of(question, len(images)),
         "multi_modal_data": {"image": list(images)},
-        "mm_processor_kwargs": kwargs,
+        "mm_processor_kwargs": processor_kwargs(kwargs),
     }
 
 
@@ -212,7 +213,8 @@ def test_unpruned_is_stock_vllm_to_the_bit(llm: Any, folder: Path) -> None:
     expected, hashes = stock_answers(folder, plain, **OPTIONS)
     forget(llm)
     for wishes in ({}, {"retention": 1.0, "scope": "image"}):
-        requests = [{**request, "mm_processor_kwargs": wishes} for request in plain]
+        kwargs = processor_kwargs(wishes)
+        requests = [{**request, "mm_processor_kwargs": kwargs} for request in plain]
         assert [image_hashes(llm, request) for request in requests] == hashes
         assert generate_one_by_one(llm, requests) == expected
         forget(llm)

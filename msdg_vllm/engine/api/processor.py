@@ -26,18 +26,15 @@ from vllm.multimodal.processing import BaseMultiModalProcessor, PromptUpdate
 from msdg_vllm.core import num_kept_tokens
 from msdg_vllm.core.errors import RequestError, SettingsError
 from msdg_vllm.core.profiles import EncoderProfile
-from msdg_vllm.engine.api.queries import LazyTurns, TurnMarkers, Turns
+from msdg_vllm.engine.api.queries import LazyTurns, TurnMarkers
 from msdg_vllm.engine.encoder import check_depth, profile_of
 from msdg_vllm.engine.spec import UNPRUNED, PruningSpec, field_name
 from msdg_vllm.methods import METHODS, Encoder, method_named, unmet_need
-from msdg_vllm.request import PruningRequest, validate_retention
+from msdg_vllm.request import PruningRequest, Turns, check_processor_kwargs
 from msdg_vllm.settings import DEFAULT_METHOD_VARIABLE, Settings
 
 WITHOUT_PRUNING = "leave `msdg` out of VLLM_PLUGINS to serve without pruning"
 """The last way out of every refusal at start-up."""
-
-TURNS = "msdg_turns"
-"""Key under which the renderer passes the turns of a conversation."""
 
 SPECS = "msdg_specs"
 """Key under which a processed prompt carries the specs of its items, by modality."""
@@ -85,7 +82,7 @@ class PruningProcessor(BaseMultiModalProcessor[Any]):
             raise RequestError(
                 f"method {name!r} cannot prune this model: it reads {missing}; "
                 f"methods that can are {', '.join(map(repr, self.methods))}",
-                parameter="method",
+                parameter="pruning.method",
             )
 
     def _unmet_need(self, name: str) -> str | None:
@@ -118,16 +115,15 @@ class PruningProcessor(BaseMultiModalProcessor[Any]):
 
     def apply(self, inputs: Any, timing_ctx: Any) -> Any:
         kwargs = dict(inputs.hf_processor_mm_kwargs)
-        turns = kwargs.pop(TURNS, None)
         profiling = kwargs.pop(_PROFILING, False)
-        request = PruningRequest.pop_from(kwargs)
+        request = PruningRequest.take_from(kwargs)
+        check_processor_kwargs(kwargs)
         method = request.method or self.settings.default_method
         if request.method is not None:
             self.check_method(method)
         request = replace(request, method=method)
-        if turns is None:
-            # Read only when a query is wanted of it: most prompts are not pruned.
-            turns = LazyTurns(partial(self._turns_of_prompt, inputs.prompt))
+        # A prompt is read only when a query is wanted of it: most are not pruned.
+        turns = request.turns or LazyTurns(partial(self._turns_of_prompt, inputs.prompt))
         specs = {
             modality: [
                 self._profiling_spec(items, modality, index, kwargs)
@@ -195,11 +191,9 @@ class PruningProcessor(BaseMultiModalProcessor[Any]):
         kwargs: Mapping[str, object],
     ) -> PruningSpec:
         retention = turns.item(modality, index).retention
-        if retention is not None:
-            validate_retention(retention)
-        elif request.retention is not None:
+        if retention is None:
             retention = request.retention
-        else:
+        if retention is None:
             retention = self.settings.default_retention
         if retention == 1:
             return UNPRUNED

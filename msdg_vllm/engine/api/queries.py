@@ -7,40 +7,13 @@ no system text, no special tokens, no placeholders.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any
 
+from msdg_vllm.request import ItemTurn, Turns
+
 _MODALITY_BY_PREFIX = {"image": "image", "input_image": "image", "video": "video"}
-
-
-@dataclass(frozen=True, slots=True)
-class ItemTurn:
-    """The turn one image or video came in."""
-
-    text: str
-    retention: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Turns:
-    """The texts a query can be taken from: each item's own turn, and the last user turn."""
-
-    last: str = ""
-    items: Mapping[str, Sequence[ItemTurn]] = field(default_factory=dict)
-
-    def item(self, modality: str, index: int) -> ItemTurn:
-        """The turn of an item; items the conversation did not name belong to the last turn."""
-        turns = self.items.get(modality, ())
-        return turns[index] if index < len(turns) else ItemTurn(self.last)
-
-    def query(self, mode: str, modality: str, index: int) -> str:
-        """The query text of an item in one of the query modes."""
-        if mode == "none":
-            return ""
-        if mode == "last-turn":
-            return self.last
-        return self.item(modality, index).text or self.last
 
 
 @dataclass(slots=True)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from vllm import envs
@@ -15,13 +16,14 @@ from vllm.logger import init_logger
 from vllm.renderers.hf import HfRenderer
 
 from msdg_vllm.core.errors import RequestError
-from msdg_vllm.engine.api.processor import TURNS, PruningProcessor
+from msdg_vllm.engine.api.processor import PruningProcessor
 from msdg_vllm.engine.api.queries import turns_of_messages
-from msdg_vllm.request import PruningRequest
+from msdg_vllm.request import PRUNING, RETENTION, PruningRequest, check_parts
 
 logger = init_logger(f"vllm.{__name__}")
 
 PLUGIN = "msdg"
+_REQUEST = "msdg_request"  # where it waits on a prompt for the kwargs it will join
 _SERVER_MODULE = "vllm.entrypoints.launchers.api_server.entry"
 
 
@@ -45,29 +47,24 @@ class PruningRenderer(HfRenderer):
             )
 
     def render_messages(self, messages: Any, params: Any) -> Any:
+        check_parts(messages, "messages")  # over HTTP this was done where the body came in
         conversation, prompt = super().render_messages(messages, params)
-        return conversation, self._with_turns(prompt, messages)
+        return conversation, _with_request(prompt, messages, params)
 
     async def render_messages_async(self, messages: Any, params: Any) -> Any:
         conversation, prompt = await super().render_messages_async(messages, params)
-        return conversation, self._with_turns(prompt, messages)
-
-    def _with_turns(self, prompt: Any, messages: Any) -> Any:
-        if prompt.get("multi_modal_data"):
-            prompt[TURNS] = turns_of_messages(messages)
-        return prompt
+        return conversation, _with_request(prompt, messages, params)
 
     def _apply_prompt_extras(
         self, prompts: Sequence[Any], prompt_extras: dict[str, Any] | None
     ) -> None:
-        # Extras replace `mm_processor_kwargs` as a whole, so the turns join them afterwards.
+        # Extras replace `mm_processor_kwargs` as a whole, so ours join them afterwards.
         super()._apply_prompt_extras(prompts, prompt_extras)
         for prompt in prompts:
-            if (turns := prompt.pop(TURNS, None)) is not None:
-                prompt["mm_processor_kwargs"] = {
-                    **(prompt.get("mm_processor_kwargs") or {}),
-                    TURNS: turns,
-                }
+            if (request := prompt.pop(_REQUEST, None)) is not None:
+                kwargs = dict(prompt.get("mm_processor_kwargs") or {})
+                PruningRequest.take_from(kwargs)
+                prompt["mm_processor_kwargs"] = {**kwargs, PRUNING: request}
 
     def _process_multimodal(
         self,
@@ -80,12 +77,22 @@ class PruningRenderer(HfRenderer):
     ) -> Any:
         own = dict(mm_processor_kwargs or {})
         processor = self.get_mm_processor()
-        if not isinstance(processor, PruningProcessor):
-            own.pop(TURNS, None)
-            if keys := PruningRequest.keys_in(own):
-                raise RequestError(
-                    f"{keys[0]} is not available for {type(processor).__name__}: this model "
-                    "is served by stock vLLM; leave it out",
-                    parameter=keys[0],
-                )
+        if (
+            not isinstance(processor, PruningProcessor)
+            and not (request := PruningRequest.take_from(own)).is_default
+        ):
+            name = PRUNING if request.retention is None else RETENTION
+            raise RequestError(
+                f"{name} is not available for {type(processor).__name__}: this model is served "
+                "by stock vLLM; leave it out",
+                parameter=name,
+            )
         return super()._process_multimodal(prompt, mm_data, mm_uuids, own, *args, **kwargs)
+
+
+def _with_request(prompt: Any, messages: Any, params: Any) -> Any:
+    """Put what a chat asks of pruning, its turns included, on the prompt as one value."""
+    if prompt.get("multi_modal_data"):
+        request = PruningRequest.take_from(dict(params.mm_processor_kwargs or {}))
+        prompt[_REQUEST] = replace(request, turns=turns_of_messages(messages))
+    return prompt

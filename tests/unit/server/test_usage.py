@@ -7,7 +7,7 @@ import json
 from collections.abc import AsyncGenerator
 from typing import Any
 
-from server.schemas import PruningBatchRequest, PruningChatRequest, pruning_fields
+from server.schemas import PruningBatchRequest, PruningChatRequest, wishes_of
 from server.usage import reporting_stream
 from server.visual_tokens import VisualTokens
 
@@ -55,7 +55,7 @@ def test_only_the_chunk_with_the_usage_is_changed() -> None:
 
 def test_the_first_chunk_carries_the_id_of_an_explanation() -> None:
     request = request_with(pruning={"explain": True})
-    key = request.pruning_request().explanation
+    key = request.wishes.explanation
     request.rendered(VisualTokens(total=4, kept=2, items=1, pruned_items=1))
     first, second, _ = streamed(request)
     assert first == {**CHUNKS[0], "pruning": {"id": f"{key:016x}"}}
@@ -71,22 +71,19 @@ def test_requests_without_our_fields_pass_through() -> None:
 
 def test_an_explained_request_has_one_random_key() -> None:
     request = request_with(pruning={"explain": True})
-    key = request.pruning_request().explanation
+    key = request.wishes.explanation
     assert 0 < key < 2**63
-    assert request.pruning_request().explanation == key
-    assert request_with(pruning={"explain": True}).pruning_request().explanation != key
-    assert request_with().pruning_request().explanation == 0
+    assert request.wishes.explanation == key
+    assert request_with(pruning={"explain": True}).wishes.explanation != key
+    assert request_with().wishes.explanation == 0
 
 
 def test_fields_are_found_on_requests_that_do_not_declare_them() -> None:
     from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 
-    fields = pruning_fields(
-        ChatCompletionRequest.model_validate({"messages": MESSAGES, "retention": 0.5})
-    )
-    assert fields is not None
-    assert fields.pruning_request().retention == 0.5
-    assert pruning_fields(ChatCompletionRequest.model_validate({"messages": MESSAGES})) is None
+    stock = ChatCompletionRequest.model_validate({"messages": MESSAGES, "retention": 0.5})
+    assert wishes_of(stock).retention == 0.5
+    assert wishes_of(ChatCompletionRequest.model_validate({"messages": MESSAGES})).is_default
 
 
 def test_a_batch_adds_up_its_conversations() -> None:
