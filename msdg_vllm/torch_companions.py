@@ -10,7 +10,9 @@ so it is enough that the imports end as they do where a library is merely absent
     torchaudio   raises OSError; told that there is no library, it goes on without.
     torchcodec   raises OSError, where vLLM is prepared for ImportError.
 
-A companion that can load its libraries is left alone.
+vLLM's own CPU kernels cannot be loaded where libnuma is absent; `numa_stand_in` takes its place.
+
+What can load its libraries is left alone.
 
 vLLM runs models in several processes, and transformers imports these packages before any plugin
 is loaded. Python therefore calls `install()` at every interpreter start, through
@@ -39,6 +41,8 @@ _TORCHVISION_SCHEMAS = {
 # The module that defines how torchaudio loads a library.
 _TORCHAUDIO = "torchaudio._extension.utils"
 _TORCHCODEC = "torchcodec"
+# One of them is loaded, by what the processor can do.
+_VLLM_KERNELS = ("vllm._C", "vllm._C_AVX2", "vllm._C_AVX512")
 
 # A torch library takes its operators with it when it is garbage collected.
 _library: Library | None = None
@@ -72,6 +76,10 @@ class _CompanionFinder:
             return _find_with(_execute_torchaudio, fullname, path)
         elif fullname == _TORCHCODEC:
             return _find_with(_execute_torchcodec, fullname, path)
+        elif fullname in _VLLM_KERNELS:
+            from msdg_vllm.numa_stand_in import load_if_missing
+
+            load_if_missing()
         return None
 
 
