@@ -20,9 +20,9 @@ READY := $(VENV)/.ready-$(EXTRA)
 READY_DEV := $(READY)-dev
 READY_BENCH := $(READY)-bench
 
-# The bundled model is on disk and small: no network, and not most of the memory for its KV cache.
-ifeq ($(MODEL),$(BUNDLED))
-SERVE_ENV := HF_HUB_OFFLINE=1 VLLM_CPU_KVCACHE_SPACE=$${VLLM_CPU_KVCACHE_SPACE:-1}
+# The bundled models are on disk: no network.
+ifneq ($(filter $(BUNDLED) models/scenes-qwen,$(MODEL)),)
+SERVE_ENV := HF_HUB_OFFLINE=1
 endif
 
 .DEFAULT_GOAL := help

@@ -24,6 +24,7 @@ from msdg_vllm.settings import (
     QUERY_MODE_VARIABLE,
     Settings,
 )
+from server.machine import fit_machine, unsaid
 
 PLUGIN = "msdg"
 PLUGINS_VARIABLE = "VLLM_PLUGINS"
@@ -64,11 +65,12 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     cli_env_setup()
     parser = make_parser()
-    options = parser.parse_args(arguments)
+    options = parser.parse_args(arguments, unsaid())
     try:
         apply_options(options, os.environ)
         check_frontend(options)
         check_architecture(options)
+        fit_machine(options, parser)
     except MsdgError as error:
         parser.error(str(error))
     configure_logging_from_args(options)
