@@ -16,7 +16,9 @@ from starlette.types import Receive, Scope, Send
 from vllm import envs
 from vllm.entrypoints.serve.middleware.authenticate import AuthenticationMiddleware
 
-OPEN_PATHS = frozenset({"/health", "/metrics", "/ping"})
+from server import playground
+
+OPEN_PATHS = frozenset({"/health", "/metrics", "/ping", playground.PATH})
 
 
 class KeyOnEveryPath(AuthenticationMiddleware):
@@ -26,9 +28,14 @@ class KeyOnEveryPath(AuthenticationMiddleware):
         """Let a request pass, or answer it with a 401."""
         is_request = scope["type"] in ("http", "websocket") and scope.get("method") != "OPTIONS"
         path = scope.get("path", "").removeprefix(scope.get("root_path", ""))
-        if is_request and path not in OPEN_PATHS and not self.verify_token(Headers(scope=scope)):
+        if is_request and not _is_open(path) and not self.verify_token(Headers(scope=scope)):
             return JSONResponse({"error": "Unauthorized"}, 401)(scope, receive, send)
         return self.app(scope, receive, send)
+
+
+def _is_open(path: str) -> bool:
+    # The page holds no secret; what it asks for, it asks with the key of the person before it.
+    return path in OPEN_PATHS or path.startswith(f"{playground.PATH}/")
 
 
 def install(app: FastAPI, args: Namespace) -> None:

@@ -10,7 +10,7 @@ from argparse import Namespace
 from http import HTTPStatus
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, FastAPI, HTTPException, Path, Request
+from fastapi import APIRouter, Depends, FastAPI, HTTPException, Path, Query, Request
 from fastapi.responses import JSONResponse, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.datastructures import State
@@ -28,10 +28,10 @@ from vllm.entrypoints.serve.utils.api_utils import validate_json_request
 from vllm.exceptions import VLLMNotFoundError, VLLMValidationError
 
 from msdg_vllm.settings import Settings
-from server import access, first_token, rendering
+from server import access, first_token, playground, rendering
 from server.description import PruningDescription, describe
 from server.metrics import MetricsPage, RequestMetrics
-from server.overlay import draw_overlay
+from server.overlay import draw_overlay, draw_picture
 from server.request_size import RequestSizeLimit
 from server.schemas import (
     IMAGE_PARTS,
@@ -152,6 +152,27 @@ async def show_overlay(explanation_id: ExplanationId, raw_request: Request) -> R
     return Response(draw_overlay(tiles), media_type="image/png")
 
 
+@router.get(
+    "/v1/pruning/{explanation_id}/picture.png",
+    response_class=Response,
+    responses={HTTPStatus.OK.value: {"content": {"image/png": {}}}, **_EXPLANATION_ERRORS},
+)
+async def show_picture(
+    explanation_id: ExplanationId,
+    raw_request: Request,
+    index: Annotated[int, Query(ge=0, description="Which image of the request.")] = 0,
+    tile: Annotated[int, Query(ge=0, description="Which tile of the image.")] = 0,
+) -> Response:
+    """Return what the encoder saw of an image, or of one tile of it, with nothing drawn on it."""
+    for found in await _tiles_of(explanation_id, raw_request, with_pictures=True):
+        if (found["index"], found["tile"]) == (index, tile):
+            return Response(draw_picture(found), media_type="image/png")
+    raise VLLMNotFoundError(
+        f"explanation {explanation_id!r} has no tile {tile} of an image {index}; "
+        f"GET /v1/pruning/{explanation_id} lists those it has"
+    )
+
+
 async def _tiles_of(
     explanation_id: str, raw_request: Request, *, with_pictures: bool
 ) -> list[dict[str, Any]]:
@@ -191,8 +212,10 @@ class MsdgEndpointPlugin:
 
     def attach_router(self, app: FastAPI) -> None:
         """Replace the routes that take pruning fields, and add our own."""
-        for route in router.routes:
-            app.router.routes.append(route)
+        routes = [*router.routes]
+        if not app.state.args.disable_fastapi_docs:
+            routes += playground.router.routes
+        app.router.routes.extend(routes)
         app.exception_handler(_AnthropicRefusal)(_anthropic_refusal)
         _document_image_retention(app)
         app.add_middleware(RequestSizeLimit, max_mb=Settings.from_environment().max_request_mb)

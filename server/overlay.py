@@ -34,6 +34,13 @@ def draw_overlay(tiles: Sequence[Mapping[str, Any]]) -> bytes:
         return file.getvalue()
 
 
+def draw_picture(tile: Mapping[str, Any]) -> bytes:
+    """Draw what the encoder saw of a tile, as a PNG."""
+    with BytesIO() as file:
+        _picture(tile).save(file, "PNG")
+        return file.getvalue()
+
+
 def draw_tile(tile: Mapping[str, Any]) -> Image.Image:
     """Draw what the encoder saw, with the patches of the discarded tokens greyed out."""
     grid_rows, grid_columns = tile["grid"]

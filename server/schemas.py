@@ -182,6 +182,7 @@ class ImageExplanation(BaseModel):
     num_tokens: int
     kept: list[int] = Field(description="Tokens that were kept, ascending.")
     groups: list[int] | None = Field(description="Group of each kept token; -1 for none.")
+    all_groups: list[int] | None = Field(description="Group of every token; -1 for none.")
     sinks: list[int] | None = Field(description="Tokens found to be attention sinks.")
     scores: list[float] | None = Field(description="Score of every token.")
 

@@ -71,6 +71,7 @@ class TileExplanation:
             "num_tokens": rows * columns,
             "kept": kept.tolist(),
             "groups": None if self.groups is None else self.groups[kept].tolist(),
+            "all_groups": None if self.groups is None else self.groups.tolist(),
             "sinks": None if self.sinks is None else self.sinks.nonzero().flatten().tolist(),
             # JSON knows neither infinity nor NaN.
             "scores": None if self.scores is None else self.scores.float().nan_to_num().tolist(),
