@@ -9,9 +9,7 @@ from fastapi.responses import FileResponse
 
 PATH = "/playground"
 _PAGE = Path(__file__).parent / "page"
-_FILES = {
-    path.relative_to(_PAGE).as_posix(): path for path in _PAGE.rglob("*") if path.is_file()
-}
+_FILES = {path.relative_to(_PAGE).as_posix(): path for path in _PAGE.rglob("*") if path.is_file()}
 # Nothing from elsewhere and nothing inline. Pictures come as data: URLs from the person's own disk.
 _HEADERS = {
     "Cache-Control": "no-cache",

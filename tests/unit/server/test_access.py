@@ -45,7 +45,7 @@ def test_of_all_routes_of_the_server_only_the_open_ones_need_no_key(
     assert ("POST", "/invocations") in answers
     assert ("GET", "/v1/pruning") in answers
     open_paths = {path for (_, path), status in answers.items() if status != 401}
-    assert open_paths == access.OPEN_PATHS
+    assert open_paths == access.OPEN_PATHS | {"/playground/{name:path}"}
 
 
 @pytest.mark.parametrize("path", ["/v1/models", "/invocations", "/tokenize", "/docs", "/new", "//"])
@@ -54,6 +54,13 @@ def test_a_path_needs_the_key_unless_it_is_named_open(path: str) -> None:
     assert client.get(path).status_code == 401
     assert client.get(path, headers={"Authorization": "Bearer other"}).status_code == 401
     assert client.get(path, headers=KEY).status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/playground", "/playground/app.js"])
+def test_the_page_itself_needs_no_key(path: str) -> None:
+    client = TestClient(app_with(["open-sesame"]))
+    assert client.get(path).status_code == 200
+    assert client.get("/playgrounds").status_code == 401
 
 
 @pytest.mark.parametrize("path", ["/health", "/ping", "/metrics"])
