@@ -19,16 +19,22 @@ ARCHITECTURES = {
 
 def register() -> None:
     """Put the pruned models in vLLM's registry; calling it again changes nothing."""
+    from multiprocessing import parent_process
+
+    from msdg_vllm.engine.hooks import check_vllm, probe
+
+    check_vllm()
+    if parent_process() is None:  # once is enough, and the others start later
+        probe()
+
     from vllm.model_executor.models.registry import ModelRegistry
     from vllm.renderers.registry import RENDERER_REGISTRY
 
     from msdg_vllm.engine import scheduling
-    from msdg_vllm.engine.compat import check_vllm
     from msdg_vllm.engine.worker import rpc
     from msdg_vllm.models.mini_gemini.config import register_configs
     from msdg_vllm.settings import Settings
 
-    check_vllm()
     Settings.from_environment()
     for architecture, model_class in ARCHITECTURES.items():
         ModelRegistry.register_model(architecture, model_class)

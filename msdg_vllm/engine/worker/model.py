@@ -15,8 +15,8 @@ from vllm.logger import init_logger
 from vllm.utils.torch_utils import async_tensor_h2d
 
 from msdg_vllm.core.profiles import EncoderProfile
-from msdg_vllm.engine.compat import check_vllm
 from msdg_vllm.engine.encoder import check_depth, profile_of
+from msdg_vllm.engine.hooks import check_vllm
 from msdg_vllm.engine.spec import PruningSpec, field_name
 from msdg_vllm.engine.worker.choosing import Wish, choose_tokens
 from msdg_vllm.engine.worker.explanations import ExplanationStore, TileExplanation, picture_of
