@@ -1,67 +1,143 @@
 """Operator settings: environment variables, because every vLLM process inherits them.
 
-The server's launcher sets them from its options; offline users set them before building `LLM`.
-vLLM's own `--mm-processor-kwargs` would hand unknown keys on to the Hugging Face processor.
+The server's launcher sets them from its options, one per setting and of the same name; offline
+users set them before building `LLM`. vLLM's own `--mm-processor-kwargs` would hand unknown keys on
+to the Hugging Face processor.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
 from pathlib import Path
+from typing import Any
 
 from msdg_vllm.core.errors import SettingsError
 from msdg_vllm.request import METHODS, QUERY_MODES, validate_choice, validate_retention
 
-DEFAULT_RETENTION_VARIABLE = "MSDG_DEFAULT_RETENTION"
-DEFAULT_METHOD_VARIABLE = "MSDG_DEFAULT_METHOD"
-QUERY_MODE_VARIABLE = "MSDG_QUERY_MODE"
-PROFILE_VARIABLE = "MSDG_PROFILE"
-MAX_REQUEST_MB_VARIABLE = "MSDG_MAX_REQUEST_MB"
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One thing an operator may set.
+
+    Attributes:
+        parse: Turns the text of the variable into the value; a `ValueError` says what is wrong.
+        help: What it is for, as `--help` says it.
+        metavar: What stands for the value there; empty for a switch.
+        choices: The values there are, where they can be named.
+        default: What happens without it, in words, where the value does not say it.
+    """
+
+    parse: Callable[[str], Any]
+    help: str
+    metavar: str = ""
+    choices: tuple[str, ...] = ()
+    default: str = ""
+
+
+def variable_of(name: str) -> str:
+    """Name of the environment variable of a setting."""
+    return f"MSDG_{name.upper()}"
+
+
+def _fraction(text: str) -> float:
+    try:
+        return validate_retention(float(text))
+    except ValueError:
+        raise ValueError(
+            f"retention must be in (0, 1], got {text!r}; give 1.0 to turn pruning off"
+        ) from None
+
+
+def _megabytes(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise ValueError(f"must be a whole number of megabytes, at least 1, got {text!r}")
+    return int(text)
+
+
+def _switch(text: str) -> bool:
+    if text not in ("0", "1"):
+        raise ValueError(f"must be 1 for on or 0 for off, got {text!r}")
+    return text == "1"
+
+
+def _one_of(name: str, allowed: tuple[str, ...]) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        validate_choice(name, text, allowed)
+        return text
+
+    return parse
+
+
+def _setting(default: Any, setting: Setting) -> Any:
+    return field(default=default, metadata={"setting": setting})
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What a request gets when it does not say otherwise, and how large it may be."""
+    """What a request gets when it does not say otherwise, and what the server allows."""
 
-    default_retention: float = 1.0
-    default_method: str = METHODS[0]
-    query_mode: str = "image-turn"
-    profile_path: Path | None = None
-    max_request_mb: int = 256  # what vLLM lets a picture have that it fetches itself
+    default_retention: float = _setting(
+        1.0,
+        Setting(
+            _fraction,
+            "Fraction of each image's tokens to keep, in (0, 1]; 1.0 turns pruning off.",
+            "FRACTION",
+        ),
+    )
+    default_method: str = _setting(
+        METHODS[0],
+        Setting(
+            _one_of("method", METHODS),
+            "Which method chooses the tokens; docs/methods.md compares them.",
+            choices=METHODS,
+        ),
+    )
+    query_mode: str = _setting(
+        QUERY_MODES[0],
+        Setting(
+            _one_of("query_mode", QUERY_MODES),
+            "Which text the tokens are chosen for: that of the image's own turn, that of the "
+            "last turn, or none, so that all questions share one selection.",
+            choices=QUERY_MODES,
+        ),
+    )
+    profile: Path | None = _setting(  # noqa: RUF009
+        None,
+        Setting(
+            Path,
+            "Encoder profile (JSON), for a vision encoder that has none built in.",
+            "FILE",
+            default="the model's own or a built-in one",
+        ),
+    )
+    # What vLLM lets a picture have that it fetches itself.
+    max_request_mb: int = _setting(
+        256,
+        Setting(
+            _megabytes,
+            "Largest body of a request, images included; a larger one is answered with a 413.",
+            "MEGABYTES",
+        ),
+    )
+    playground: bool = _setting(
+        True, Setting(_switch, "Serve the page /playground, which shows what is kept of an image.")
+    )
+
+    @classmethod
+    def table(cls) -> dict[str, Setting]:
+        """Every setting by its name."""
+        return {entry.name: entry.metadata["setting"] for entry in fields(cls)}
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Settings:
         """Read and check the `MSDG_*` variables; an unset or empty one means its default."""
-        defaults = cls()
-        default_retention = defaults.default_retention
-        if text := environment.get(DEFAULT_RETENTION_VARIABLE):
-            try:
-                default_retention = validate_retention(float(text))
-            except ValueError as error:
-                raise SettingsError(f"{DEFAULT_RETENTION_VARIABLE}={text!r}: {error}") from None
-        default_method = environment.get(DEFAULT_METHOD_VARIABLE) or defaults.default_method
-        query_mode = environment.get(QUERY_MODE_VARIABLE) or defaults.query_mode
-        for variable, name, value, allowed in (
-            (DEFAULT_METHOD_VARIABLE, "method", default_method, METHODS),
-            (QUERY_MODE_VARIABLE, "query_mode", query_mode, QUERY_MODES),
-        ):
-            try:
-                validate_choice(name, value, allowed)
-            except ValueError as error:
-                raise SettingsError(f"{variable}: {error}") from None
-        profile_path = environment.get(PROFILE_VARIABLE)
-        size = environment.get(MAX_REQUEST_MB_VARIABLE) or str(defaults.max_request_mb)
-        if not size.isdecimal() or int(size) < 1:
-            raise SettingsError(
-                f"{MAX_REQUEST_MB_VARIABLE} must be a whole number of megabytes, at least 1, "
-                f"got {size!r}"
-            )
-        return cls(
-            default_retention=default_retention,
-            default_method=default_method,
-            query_mode=query_mode,
-            profile_path=Path(profile_path) if profile_path else None,
-            max_request_mb=int(size),
-        )
+        values = {}
+        for name, setting in cls.table().items():
+            if text := environment.get(variable_of(name)):
+                try:
+                    values[name] = setting.parse(text)
+                except ValueError as error:
+                    raise SettingsError(f"{variable_of(name)}={text!r}: {error}") from None
+        return cls(**values)

@@ -213,12 +213,13 @@ class MsdgEndpointPlugin:
     def attach_router(self, app: FastAPI) -> None:
         """Replace the routes that take pruning fields, and add our own."""
         routes = [*router.routes]
-        if not app.state.args.disable_fastapi_docs:
+        settings = Settings.from_environment()
+        if settings.playground and not app.state.args.disable_fastapi_docs:
             routes += playground.router.routes
         app.router.routes.extend(routes)
         app.exception_handler(_AnthropicRefusal)(_anthropic_refusal)
         _document_image_retention(app)
-        app.add_middleware(RequestSizeLimit, max_mb=Settings.from_environment().max_request_mb)
+        app.add_middleware(RequestSizeLimit, max_mb=settings.max_request_mb)
         access.install(app, app.state.args)
 
     async def init_state(

@@ -15,15 +15,7 @@ from typing import Any
 
 from msdg_vllm import ARCHITECTURES
 from msdg_vllm.core.errors import MsdgError, SettingsError
-from msdg_vllm.request import METHODS, QUERY_MODES, validate_retention
-from msdg_vllm.settings import (
-    DEFAULT_METHOD_VARIABLE,
-    DEFAULT_RETENTION_VARIABLE,
-    MAX_REQUEST_MB_VARIABLE,
-    PROFILE_VARIABLE,
-    QUERY_MODE_VARIABLE,
-    Settings,
-)
+from msdg_vllm.settings import Setting, Settings, variable_of
 from server.machine import fit_machine, unsaid
 
 PLUGIN = "msdg"
@@ -93,40 +85,33 @@ def make_parser() -> Any:
     group = parser.add_argument_group(
         "msdg-vllm", "What a request gets that does not say otherwise."
     )
-    group.add_argument(
-        "--default-retention",
-        type=_retention,
-        metavar="FRACTION",
-        help="Fraction of each image's tokens to keep, in (0, 1]; 1.0 turns pruning off. "
-        f"Default: ${DEFAULT_RETENTION_VARIABLE}, else {Settings().default_retention}.",
-    )
-    group.add_argument(
-        "--default-method",
-        choices=METHODS,
-        help="Which method chooses the tokens; docs/methods.md compares them. "
-        f"Default: ${DEFAULT_METHOD_VARIABLE}, else {Settings().default_method}.",
-    )
-    group.add_argument(
-        "--query-mode",
-        choices=QUERY_MODES,
-        help="Which text the tokens are chosen for: that of the image's own turn, that of the "
-        "last turn, or none, so that all questions share one selection. "
-        f"Default: ${QUERY_MODE_VARIABLE}, else {Settings().query_mode}.",
-    )
-    group.add_argument(
-        "--profile",
-        metavar="FILE",
-        help="Encoder profile (JSON), for a vision encoder that has none built in. "
-        f"Default: ${PROFILE_VARIABLE}, else the model's own or a built-in one.",
-    )
-    group.add_argument(
-        "--max-request-mb",
-        type=int,
-        metavar="MEGABYTES",
-        help="Largest body of a request, images included; a larger one is answered with a 413. "
-        f"Default: ${MAX_REQUEST_MB_VARIABLE}, else {Settings().max_request_mb}.",
-    )
+    defaults = Settings()
+    for name, setting in Settings.table().items():
+        _add_option(group, name, setting, getattr(defaults, name))
     return make_arg_parser(parser)
+
+
+def _add_option(group: Any, name: str, setting: Setting, default: object) -> None:
+    def checked(text: str) -> str:
+        try:
+            setting.parse(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+        return text
+
+    if isinstance(default, bool):
+        default = "on" if default else "off"
+    value: dict[str, Any] = {"action": argparse.BooleanOptionalAction}
+    if setting.choices:
+        value = {"choices": setting.choices}
+    elif setting.metavar:
+        value = {"type": checked, "metavar": setting.metavar}
+    group.add_argument(
+        f"--{name.replace('_', '-')}",
+        default=None,
+        help=f"{setting.help} Default: ${variable_of(name)}, else {setting.default or default}.",
+        **value,
+    )
 
 
 def enable_plugin(environment: MutableMapping[str, str]) -> None:
@@ -145,22 +130,16 @@ def enable_plugin(environment: MutableMapping[str, str]) -> None:
 
 def apply_options(options: argparse.Namespace, environment: MutableMapping[str, str]) -> None:
     """Move our options into the environment, which every process of vLLM inherits."""
-    for option, variable in (
-        ("default_retention", DEFAULT_RETENTION_VARIABLE),
-        ("default_method", DEFAULT_METHOD_VARIABLE),
-        ("query_mode", QUERY_MODE_VARIABLE),
-        ("profile", PROFILE_VARIABLE),
-        ("max_request_mb", MAX_REQUEST_MB_VARIABLE),
-    ):
-        value = getattr(options, option)
-        delattr(options, option)
+    for name in Settings.table():
+        value = getattr(options, name)
+        delattr(options, name)
         if value is not None:
-            environment[variable] = str(value)
+            environment[variable_of(name)] = str(int(value)) if isinstance(value, bool) else value
     settings = Settings.from_environment(environment)
-    if settings.profile_path is not None:
+    if settings.profile is not None:
         from msdg_vllm.core.profiles import EncoderProfile
 
-        EncoderProfile.load(settings.profile_path)
+        EncoderProfile.load(settings.profile)
 
 
 def check_frontend(options: argparse.Namespace) -> None:
@@ -202,12 +181,3 @@ def check_architecture(options: argparse.Namespace) -> None:
 def _names(groups: Iterable[str], *wanted: str) -> list[str]:
     found = (point.name for group in groups for point in entry_points(group=group))
     return list(dict.fromkeys(name for name in found if not wanted or name in wanted))
-
-
-def _retention(text: str) -> float:
-    try:
-        return validate_retention(float(text))
-    except ValueError:
-        raise argparse.ArgumentTypeError(
-            f"retention must be in (0, 1], got {text!r}; give 1.0 to turn pruning off"
-        ) from None

@@ -10,7 +10,7 @@ from vllm.transformers_utils.repo_utils import get_hf_file_to_dict
 
 from msdg_vllm.core.errors import ProfileError
 from msdg_vllm.core.profiles import BUILT_IN_PROFILES, EncoderProfile
-from msdg_vllm.settings import PROFILE_VARIABLE, Settings
+from msdg_vllm.settings import Settings, variable_of
 
 PROFILE_FILE = "msdg_profile.json"
 
@@ -31,8 +31,8 @@ class NamedProfile(NamedTuple):
 
 def profile_of(model_config: ModelConfig, settings: Settings) -> NamedProfile:
     """Find the profile: the operator's file, the model's own file, or a built-in one."""
-    if settings.profile_path is not None:
-        return NamedProfile(str(settings.profile_path), EncoderProfile.load(settings.profile_path))
+    if settings.profile is not None:
+        return NamedProfile(str(settings.profile), EncoderProfile.load(settings.profile))
     shape = _encoder_shape(model_config.hf_config.vision_config)
     built_in = _BUILT_IN_SHAPES.get(shape)
     own = get_hf_file_to_dict(PROFILE_FILE, model_config.model, model_config.revision)
@@ -44,8 +44,8 @@ def profile_of(model_config: ModelConfig, settings: Settings) -> NamedProfile:
     raise ProfileError(
         f"no profile for the vision encoder of {model_config.model} ({model_type}, {layers} "
         f"layers, width {width}, patch {patch}); built in are {', '.join(BUILT_IN_PROFILES)}. "
-        f"Put a {PROFILE_FILE} into the model folder or name one in {PROFILE_VARIABLE}; to serve "
-        "this model without pruning, leave `msdg` out of VLLM_PLUGINS"
+        f"Put a {PROFILE_FILE} into the model folder or name one in {variable_of('profile')}; "
+        "to serve this model without pruning, leave `msdg` out of VLLM_PLUGINS"
     )
 
 

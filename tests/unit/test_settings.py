@@ -22,13 +22,15 @@ def test_every_variable_is_read() -> None:
         "MSDG_QUERY_MODE": "none",
         "MSDG_PROFILE": "encoder.json",
         "MSDG_MAX_REQUEST_MB": "64",
+        "MSDG_PLAYGROUND": "0",
     }
     assert Settings.from_environment(environment) == Settings(
         default_retention=0.222,
         default_method="random",
         query_mode="none",
-        profile_path=Path("encoder.json"),
+        profile=Path("encoder.json"),
         max_request_mb=64,
+        playground=False,
     )
 
 
@@ -40,7 +42,7 @@ def test_bad_default_retention_names_the_variable(text: str) -> None:
 
 @pytest.mark.parametrize("text", ["0", "-1", "1.5", "64MB"])
 def test_a_bad_request_size_names_the_variable(text: str) -> None:
-    with pytest.raises(SettingsError, match=f"MSDG_MAX_REQUEST_MB .*at least 1, got '{text}'"):
+    with pytest.raises(SettingsError, match=f"MSDG_MAX_REQUEST_MB=.*at least 1, got '{text}'"):
         Settings.from_environment({"MSDG_MAX_REQUEST_MB": text})
 
 
@@ -52,3 +54,12 @@ def test_bad_query_mode_names_the_allowed_ones() -> None:
 def test_bad_default_method_names_the_allowed_ones() -> None:
     with pytest.raises(SettingsError, match=r"MSDG_DEFAULT_METHOD.*'msdg', 'random'.*got 'fastv'"):
         Settings.from_environment({"MSDG_DEFAULT_METHOD": "fastv"})
+
+
+def test_a_switch_is_one_or_nought() -> None:
+    with pytest.raises(SettingsError, match="MSDG_PLAYGROUND='off': must be 1 for on"):
+        Settings.from_environment({"MSDG_PLAYGROUND": "off"})
+
+
+def test_every_setting_has_a_sentence_for_help() -> None:
+    assert all(setting.help.endswith(".") for setting in Settings.table().values())

@@ -31,7 +31,7 @@ from msdg_vllm.engine.encoder import check_depth, profile_of
 from msdg_vllm.engine.spec import UNPRUNED, PruningSpec, field_name
 from msdg_vllm.methods import METHODS, Encoder, method_named, unmet_need
 from msdg_vllm.request import PruningRequest, Turns, check_processor_kwargs
-from msdg_vllm.settings import DEFAULT_METHOD_VARIABLE, Settings
+from msdg_vllm.settings import Settings, variable_of
 
 WITHOUT_PRUNING = "leave `msdg` out of VLLM_PLUGINS to serve without pruning"
 """The last way out of every refusal at start-up."""
@@ -64,7 +64,7 @@ class PruningProcessor(BaseMultiModalProcessor[Any]):
         try:
             self.check_method(self.settings.default_method)
         except RequestError as error:
-            raise SettingsError(f"{DEFAULT_METHOD_VARIABLE}: {error}") from None
+            raise SettingsError(f"{variable_of('default_method')}: {error}") from None
 
     @staticmethod
     def encoder_of(hf_config: Any, profile: EncoderProfile) -> Encoder:
