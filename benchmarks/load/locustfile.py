@@ -26,11 +26,10 @@ import random
 from pathlib import Path
 from typing import Any
 
-import requests
 from locust import User, between, events, task
 from locust.env import Environment
 
-from benchmarks.shared.client import Answer, ChatError, served_model, stream
+from benchmarks.shared.client import Answer, Client, ServerError
 from benchmarks.shared.pictures import SIZES, picture_url
 from benchmarks.shared.retention_mix import parse_mix, show_retention
 
@@ -176,14 +175,12 @@ class ChatUser(User):
     def on_start(self) -> None:
         """Find out the model's name, once; a user without a model or a mix stays silent."""
         self.traffic: Traffic | None = getattr(self.environment, "chat_traffic", None)
-        self.host = (self.host or self.environment.host or "").rstrip("/").removesuffix("/v1")
-        self.session = requests.Session()
-        if key := os.environ.get("OPENAI_API_KEY"):
-            self.session.headers["Authorization"] = f"Bearer {key}"
+        host = self.host or self.environment.host or ""
+        self.client = Client(host, os.environ.get("OPENAI_API_KEY"))
         self.model = self.environment.parsed_options.chat_model
         try:
-            self.model = self.model or served_model(self.session, self.host)
-        except (ChatError, requests.RequestException) as error:
+            self.model = self.model or self.client.models()[0]["id"]
+        except ServerError as error:
             self._report("models", "GET /v1/models", 0, error)
 
     @task
@@ -224,8 +221,8 @@ class ChatUser(User):
             body["retention"] = conversation.retention
         name = show_retention(conversation.retention)
         try:
-            answer = stream(self.session, f"{self.host}/v1/chat/completions", body)
-        except (ChatError, requests.RequestException) as error:
+            answer = self.client.ask(body)
+        except ServerError as error:
             self._report("latency", name, 0, error)
             return None
         self._report("latency", name, answer.latency)

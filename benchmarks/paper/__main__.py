@@ -13,13 +13,14 @@ from collections.abc import Collection
 from pathlib import Path
 
 from benchmarks.paper.cells import CellStore
-from benchmarks.paper.errors import PaperError, ServerError
+from benchmarks.paper.errors import EvaluationError
 from benchmarks.paper.evaluation import Evaluator
 from benchmarks.paper.measuring import Measurement
 from benchmarks.paper.published import Table, paper_tables
 from benchmarks.paper.report import render
 from benchmarks.paper.scenes_task import SCENES
 from benchmarks.paper.served import Endpoint
+from benchmarks.shared.client import ServerError
 from benchmarks.shared.provenance import ROOT
 
 RESULTS = Path("runs/paper")
@@ -104,7 +105,7 @@ def main(arguments: list[str] | None = None) -> int:
         evaluator = Evaluator.of(options.python)
         measurement = Measurement(table, row, endpoint, evaluator, store, options.concurrency)
         measurement.run(options.columns)
-    except PaperError as error:
+    except (EvaluationError, ServerError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:

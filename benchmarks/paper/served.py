@@ -1,13 +1,10 @@
 """The running server: whether it is the one a table needs, and how long its requests took."""
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import httpx
-
-from benchmarks.paper.errors import ServerError
 from benchmarks.paper.published import Table
+from benchmarks.shared.client import Client, ServerError
 from msdg_vllm.core.profiles import EncoderProfile
 
 # What the paper calls inference and prefilling time, in vLLM's histograms.
@@ -37,12 +34,11 @@ class Endpoint:
     @classmethod
     def at(cls, url: str) -> "Endpoint":
         """Ask the server at `url` what it is, or raise a `ServerError`."""
-        url = url.rstrip("/").removesuffix("/v1")
-        models = _get(url, "/v1/models").json()["data"]
-        described = _get(url, "/v1/pruning").json()
-        named = [model for model in models if model["id"] == described["model"]]
+        client = Client(url)
+        described = client.description()
+        named = [model for model in client.models() if model["id"] == described["model"]]
         return cls(
-            url=url,
+            url=client.url,
             model=described["model"],
             names=tuple(str(model[key]) for model in named for key in ("id", "root")),
             architecture=described["architecture"],
@@ -81,11 +77,16 @@ class Endpoint:
 
     def times(self) -> dict[str, tuple[float, float]]:
         """Return seconds and number of requests so far, by the paper's names of the times."""
-        text = _get(self.url, "/metrics").text
         return {
-            kind: (_sample(text, f"{name}_sum"), _sample(text, f"{name}_count"))
+            kind: (self._sample(f"{name}_sum"), self._sample(f"{name}_count"))
             for kind, name in _HISTOGRAMS.items()
         }
+
+    def _sample(self, name: str) -> float:
+        value = Client(self.url).metric(name)
+        if value is None:
+            raise ServerError(f"the server's /metrics has no {name}; is it vLLM 0.32?")
+        return value
 
 
 def mean_milliseconds(
@@ -99,34 +100,3 @@ def mean_milliseconds(
             raise ServerError("the server's /metrics counted no request during the measurement")
         means[kind] = 1000 * (seconds - before[kind][0]) / requests
     return means
-
-
-def _sample(text: str, name: str) -> float:
-    """Return the sum of a metric's samples over its labels."""
-    lines = (line for line in text.splitlines() if line.startswith((f"{name}{{", f"{name} ")))
-    values = [float(line.rsplit(" ", 1)[1]) for line in lines]
-    if not values:
-        raise ServerError(f"the server's /metrics has no {name}; is it vLLM 0.32?")
-    return sum(values)
-
-
-def _get(url: str, path: str) -> httpx.Response:
-    key = os.environ.get("VLLM_API_KEY")
-    headers = {"Authorization": f"Bearer {key}"} if key else {}
-    try:
-        response = httpx.get(url + path, headers=headers, timeout=30)
-    except (httpx.HTTPError, httpx.InvalidURL) as error:
-        raise ServerError(
-            f"no server at {url} ({error}); start one with `python -m server --model ...` and "
-            "name it with --server"
-        ) from error
-    if response.status_code == 401:
-        raise ServerError(f"{url} wants an API key: put it into the variable VLLM_API_KEY")
-    if response.status_code == 404 and path == "/v1/pruning":
-        raise ServerError(
-            f"{url} is a server without pruning; start it with `python -m server`, or with "
-            "VLLM_PLUGINS=msdg"
-        )
-    if response.is_error:
-        raise ServerError(f"{url}{path} answered {response.status_code}: {response.text[:200]}")
-    return response

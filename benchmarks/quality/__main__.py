@@ -4,7 +4,7 @@ import argparse
 import sys
 from importlib import import_module
 
-from benchmarks.quality.asking import EndpointError
+from benchmarks.shared.client import ServerError
 
 _COMMANDS = {
     "run": "ask a running server: accuracy of methods at several retentions",
@@ -27,7 +27,7 @@ def main() -> None:
     arguments = parser.parse_args()
     try:
         output = module.main(arguments)
-    except (EndpointError, OSError, ValueError) as error:
+    except (ServerError, OSError, ValueError) as error:
         parser.exit(1, f"{error}\n")
     except KeyboardInterrupt:
         parser.exit(130, "stopped; what was answered is kept, the same command goes on\n")

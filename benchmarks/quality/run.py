@@ -13,7 +13,7 @@ from typing import Any
 from tqdm import tqdm
 
 from benchmarks.quality.answers import Answers, key_of
-from benchmarks.quality.asking import Endpoint, EndpointError, picture_url
+from benchmarks.quality.asking import Endpoint
 from benchmarks.quality.cases import (
     RETENTIONS,
     SPLITS,
@@ -26,6 +26,8 @@ from benchmarks.quality.drawing import draw_scene
 from benchmarks.quality.questions import Question
 from benchmarks.quality.record import provenance, source_hash, weights_hash
 from benchmarks.quality.results import UNPRUNED_NAME, Mark, Table, report, write
+from benchmarks.shared.client import ServerError
+from benchmarks.shared.pictures import data_url
 from benchmarks.shared.provenance import RESULTS, RUNS
 
 BASELINE = "random"
@@ -136,14 +138,14 @@ class Runner:
 
 
 def _picture(scene: SceneId) -> str:
-    return picture_url(draw_scene(scene.scene()))
+    return data_url(draw_scene(scene.scene()))
 
 
 def model_folder(endpoint: Endpoint, given: Path | None) -> Path:
     """Return where the served weights are on this machine: they name every answer."""
     folder = given or Path(endpoint.root)
     if not folder.is_dir():
-        raise EndpointError(
+        raise ServerError(
             f"the server has its model from {endpoint.root!r}, which is no folder here; name a "
             "copy of it with --weights, so that its hash can be written down"
         )

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.quality.asking import Endpoint, picture_url
+from benchmarks.quality.asking import Endpoint
 from benchmarks.quality.cases import SPLITS, SceneId, parse_retention
 from benchmarks.quality.drawing import draw_scene
 from benchmarks.quality.inference import load_model
@@ -14,6 +14,7 @@ from benchmarks.quality.panels import KeptPanel, KeptRow, UpdateMaps, kept_figur
 from benchmarks.quality.questions import Question
 from benchmarks.quality.render import FIGURES
 from benchmarks.quality.run import OURS, model_folder
+from benchmarks.shared.pictures import data_url
 
 # One kind a picture, those that need a certain place first.
 _KINDS = ("reading", "attribute", "position", "counting", "presence", "choice")
@@ -31,13 +32,13 @@ def look(
 ) -> KeptRow:
     """Ask about one scene, unpruned and with every method, and fetch what was kept."""
     picture, question = draw_scene(scene.scene()), question_about(scene, kind)
-    url = picture_url(picture)
+    url = data_url(picture)
     whole = endpoint.ask(url, question.text, OURS)
     panels = []
     for method in methods:
         said = endpoint.ask(url, question.text, method, retention, explain=True)
         assert said.explanation is not None
-        explained = endpoint.explanation(said.explanation)
+        explained = endpoint.client.explanation(said.explanation)
         rows, columns = explained["grid"]
         panels.append(KeptPanel(method, said.text, (rows, columns), explained["kept"]))
     return KeptRow(picture, question, whole.text, tuple(panels))

@@ -17,14 +17,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-import requests
 from tqdm import tqdm
 
 from benchmarks.serving import midsize
 from benchmarks.serving.page import goals_table, render, summary
 from benchmarks.serving.rounds import Benchmark, Server
 from benchmarks.serving.samples import Results
-from benchmarks.shared.client import ChatError
+from benchmarks.shared.client import ServerError
 from benchmarks.shared.provenance import RESULTS, RUNS, provenance
 from benchmarks.shared.retention_mix import parse_mix
 from benchmarks.shared.server_process import (
@@ -174,7 +173,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except FileNotFoundError as error:
         print(f"serving: no {error.filename}; measure first: {RUN_COMMAND}", file=sys.stderr)
         return 1
-    except (StartError, ChatError, requests.RequestException) as error:
+    except (StartError, ServerError) as error:
         print(f"serving: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:

@@ -1,12 +1,12 @@
 """The results of `benchmarks.serving` for readers: Markdown tables and a plot."""
 
-import re
 from collections.abc import Iterable
 from pathlib import Path
 
 from benchmarks.serving.midsize import comparison
 from benchmarks.serving.samples import PRUNING, STOCK, Results, Sample
 from benchmarks.shared.estimate import Estimate
+from benchmarks.shared.markers import fill_in
 from benchmarks.shared.provenance import ROOT, show
 
 DOCS = ROOT / "docs"
@@ -151,19 +151,10 @@ def plot(results: Results, path: Path) -> None:
 def render(path: Path) -> tuple[Path, Path]:
     """Put the results at `path` into the documents; returns what was written."""
     results = Results.load(path)
-    page = replace_section(PAGE.read_text(), "operations", comparison())
-    PAGE.write_text(replace_section(page, "serving", section(results)))
+    page = fill_in(PAGE.read_text(), "operations", comparison())
+    PAGE.write_text(fill_in(page, "serving", section(results)))
     plot(results, PLOT)
     return PAGE, PLOT
-
-
-def replace_section(page: str, name: str, text: str) -> str:
-    """Replace what stands between the two markers `name` of a page."""
-    begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
-    pattern = re.compile(f"{re.escape(begin)}.*{re.escape(end)}", re.DOTALL)
-    if not pattern.search(page):
-        raise ValueError(f"the page has no {begin} ... {end}; put both markers back")
-    return pattern.sub(lambda _: f"{begin}\n{text}\n{end}", page)
 
 
 def _errors(axes: object, places: Iterable[int], estimates: list[Estimate]) -> None:

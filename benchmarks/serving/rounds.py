@@ -7,10 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 from typing import Any
 
-import requests
-
 from benchmarks.serving.samples import PRUNING, STOCK, TEXT, Burst, Sample
-from benchmarks.shared.client import Answer, served_model, stream
+from benchmarks.shared.client import Client
 from benchmarks.shared.pictures import picture_url
 
 QUESTION = "What is on the left of the red square?"
@@ -25,10 +23,9 @@ class Server:
     """One of the two servers, as a client sees it."""
 
     def __init__(self, url: str) -> None:
-        self.url = url
-        self.session = requests.Session()
-        self.model = served_model(self.session, url)
-        self._call_workers("start_encoder_clock")
+        self.client = Client(url)
+        self.model = self.client.models()[0]["id"]
+        self.client.call_workers("start_encoder_clock")
 
     def body(self, max_tokens: int, **fields: Any) -> dict[str, Any]:
         """A request for exactly `max_tokens` tokens, each of which arrives by itself."""
@@ -56,29 +53,14 @@ class Server:
         chance = random.Random(next(_numbers))
         return self.body(max_tokens, prompt=[chance.randrange(10, 250) for _ in range(num_tokens)])
 
-    def send(self, body: dict[str, Any], session: requests.Session | None = None) -> Answer:
-        """Send a request and read its answer."""
-        path = "/v1/chat/completions" if "messages" in body else "/v1/completions"
-        return stream(session or self.session, self.url + path, body)
-
     def encoder_seconds(self) -> float:
         """Seconds that the vision encoder ran since the last call."""
-        return sum(self._call_workers("read_encoder_clock"))
+        seconds: list[float] = self.client.call_workers("read_encoder_clock")
+        return sum(seconds)
 
     def metric(self, name: str) -> float:
         """Sum of a metric's samples over all labels; 0 if the server has no such metric."""
-        page = self.session.get(f"{self.url}/metrics", timeout=60).text
-        lines = (line for line in page.splitlines() if line.partition("{")[0] == name)
-        return sum(float(line.rpartition(" ")[2]) for line in lines)
-
-    def _call_workers(self, method: str) -> list[float]:
-        response = self.session.post(
-            f"{self.url}/collective_rpc", json={"method": method}, timeout=60
-        )
-        response.raise_for_status()
-        # Tensor-parallel ranks do the same work: the first speaks for all.
-        first: list[float] | None = response.json()["results"][0]
-        return first or []
+        return self.client.metric(name) or 0.0
 
 
 def case_order(
@@ -140,7 +122,7 @@ class Benchmark:
             body = server.image_body(self.max_tokens, retention if case == PRUNING else None)
         before = server.metric("msdg_selection_seconds_sum")
         server.encoder_seconds()
-        answer = server.send(body)
+        answer = server.client.ask(body)
         if case == PRUNING:
             self._prompt_tokens[retention] = answer.prompt_tokens
         return Sample(
@@ -170,7 +152,7 @@ class Benchmark:
         before = server.metric(name)
         start = time.perf_counter()
         with ThreadPoolExecutor(concurrency) as pool:
-            list(pool.map(lambda body: server.send(body, requests.Session()), bodies))
+            list(pool.map(server.client.ask, bodies))
         seconds = time.perf_counter() - start
         prompt_tokens = int(server.metric(name) - before)
         return Burst(number, case, retention, num_requests, seconds, prompt_tokens)

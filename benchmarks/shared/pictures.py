@@ -38,7 +38,12 @@ def picture(number: int, size: tuple[int, int] = SIZES[0]) -> Image.Image:
 
 
 def picture_url(number: int, size: tuple[int, int] = SIZES[0]) -> str:
-    """Return picture `number` as a JPEG data URL, the form in which it travels in a request."""
+    """Return picture `number` as a JPEG data URL."""
+    return data_url(picture(number, size), "jpeg", quality=88)
+
+
+def data_url(image: Image.Image, kind: str = "png", **options: int) -> str:
+    """Return a picture in the form in which it travels in a request."""
     with BytesIO() as file:
-        picture(number, size).save(file, "JPEG", quality=88)
-        return f"data:image/jpeg;base64,{base64.b64encode(file.getvalue()).decode()}"
+        image.save(file, kind, **options)
+        return f"data:image/{kind};base64,{base64.b64encode(file.getvalue()).decode()}"

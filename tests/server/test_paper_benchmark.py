@@ -15,12 +15,13 @@ import pytest
 from benchmarks.paper.__main__ import VENV
 from benchmarks.paper.cells import Cell, CellStore
 from benchmarks.paper.columns import BENCHMARKS
-from benchmarks.paper.errors import EvaluationError, ServerError
+from benchmarks.paper.errors import EvaluationError
 from benchmarks.paper.evaluation import TASKS, Evaluator
 from benchmarks.paper.measuring import Measurement
 from benchmarks.paper.published import paper_tables
 from benchmarks.paper.scenes_task import SCENES
 from benchmarks.paper.served import Endpoint, mean_milliseconds
+from benchmarks.shared.client import ServerError
 from benchmarks.shared.provenance import ROOT
 from tests.pictures import make_picture
 from tests.server.running import Server, chat_body, image_part, running_server, user

@@ -15,13 +15,15 @@ import pytest
 
 from benchmarks.quality import show
 from benchmarks.quality.ablate import mark, select, trials
-from benchmarks.quality.asking import Endpoint, EndpointError, picture_url
+from benchmarks.quality.asking import Endpoint
 from benchmarks.quality.cases import SceneId, scene_ids
 from benchmarks.quality.drawing import draw_scene
 from benchmarks.quality.inference import SceneModel, load_model
 from benchmarks.quality.questions import KINDS
 from benchmarks.quality.record import weights_hash
 from benchmarks.quality.variants import OURS, Variant
+from benchmarks.shared.client import ServerError
+from benchmarks.shared.pictures import data_url
 from benchmarks.shared.provenance import ROOT
 from msdg_vllm.core.budget import num_kept_tokens
 from tests.server.running import Server, running_server
@@ -94,10 +96,10 @@ def test_this_process_and_the_endpoint_keep_the_same_tokens_and_agree_on_the_ans
         asked = list(trials(model, scene, seen, {OURS: (ours, {NINTH})}))
         marks = {(m.kind, m.name): m.right for m in mark(model, scene, seen, asked)}
         for question, indices in zip(questions, kept, strict=True):
-            url = picture_url(picture)
+            url = data_url(picture)
             said = endpoint.ask(url, question.text, "msdg", NINTH, explain=True)
             assert said.explanation is not None
-            assert endpoint.explanation(said.explanation)["kept"] == indices.tolist()
+            assert endpoint.client.explanation(said.explanation)["kept"] == indices.tolist()
             agreed.append((said.text == question.answer) == marks[question.kind, OURS])
             whole = endpoint.ask(url, question.text, "msdg")
             agreed.append((whole.text == question.answer) == marks[question.kind, "unpruned"])
@@ -106,7 +108,7 @@ def test_this_process_and_the_endpoint_keep_the_same_tokens_and_agree_on_the_ans
 
 
 def test_a_method_the_server_does_not_know_is_named(bundled: Server) -> None:
-    with pytest.raises(EndpointError, match="does not know fastv; it offers msdg"):
+    with pytest.raises(ServerError, match="does not know fastv; it offers msdg"):
         Endpoint(bundled.url).check_methods(["fastv"])
 
 

@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.paper.__main__ import main
-from benchmarks.paper.errors import ServerError
 from benchmarks.paper.published import paper_tables
 from benchmarks.paper.served import Endpoint, mean_milliseconds
+from benchmarks.shared.client import ServerError
 from msdg_vllm.core.profiles import BUILT_IN_PROFILES, EncoderProfile
 
 TABLES = paper_tables()

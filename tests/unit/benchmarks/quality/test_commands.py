@@ -25,8 +25,10 @@ def test_a_server_that_is_down_is_one_sentence(unused_port):
     url = f"http://127.0.0.1:{unused_port}"
     done = _quality("run", "--server", url)
     assert done.returncode == 1
-    expected = f"no server at {url}; start one with `make serve` or name it with --server\n"
-    assert done.stderr.endswith(expected)
+    assert done.stderr == (
+        f"no server at {url} ([Errno 111] Connection refused); start one with `make serve` or "
+        "`python -m server --model ...`, or name the one that is up\n"
+    )
     assert "Traceback" not in done.stderr
 
 

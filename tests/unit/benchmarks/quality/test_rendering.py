@@ -3,12 +3,10 @@
 import argparse
 from fractions import Fraction
 
-import pytest
-
 from benchmarks.quality.cases import UNPRUNED, scene_ids
 from benchmarks.quality.plots import plot
 from benchmarks.quality.questions import KINDS
-from benchmarks.quality.render import fill_in, main
+from benchmarks.quality.render import main
 from benchmarks.quality.results import UNPRUNED_NAME, Mark, Table, read, report, write
 from benchmarks.quality.tables import markdown_table, tables
 
@@ -87,18 +85,6 @@ def test_methods_and_windows_are_plotted_the_same_every_time(tmp_path):
     rows = (("0 → 3", "0 → 3"), ("8 → 11 (ours)", "msdg"))
     windows = _results("Place of the saliency window", rows)
     assert [path.name for path in plot(windows, "ablations", tmp_path)] == ["ablations-window.svg"]
-
-
-def test_a_document_gets_its_tables_between_its_markers():
-    document = "a\n<!-- results: x -->\nold\n<!-- end of x -->\nb\n"
-    filled = fill_in(document, "x", r"new \1")
-    assert filled == "a\n<!-- results: x -->\nnew \\1\n<!-- end of x -->\nb\n"
-    assert fill_in(filled, "x", "newer").count("new") == 1
-
-
-def test_a_document_without_markers_says_which_are_missing():
-    with pytest.raises(ValueError, match="<!-- results: x -->"):
-        fill_in("nothing", "x", "new")
 
 
 def test_one_command_refreshes_the_document_and_its_figures(tmp_path):

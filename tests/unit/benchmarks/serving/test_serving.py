@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.serving.__main__ import RETENTIONS, main, make_parser
-from benchmarks.serving.page import goals_table, plot, replace_section, section, summary
+from benchmarks.serving.page import goals_table, plot, section, summary
 from benchmarks.serving.rounds import case_order
 from benchmarks.serving.samples import PRUNING, STOCK, TEXT, Burst, Results, Sample
 from benchmarks.shared.provenance import provenance
@@ -119,15 +119,6 @@ def test_the_section_names_command_machine_and_commit() -> None:
     assert f"commit {SOURCE['commit']}" in text
     assert "`VLLM_CPU_KVCACHE_SPACE=2 --dtype=bfloat16`" in text
     assert goals_table(made_up()) in text
-
-
-def test_only_what_is_between_the_markers_is_replaced() -> None:
-    page = "before\n<!-- serving: begin -->\nold\n<!-- serving: end -->\nafter\n"
-    once = replace_section(page, "serving", r"new \1")
-    assert once == "before\n<!-- serving: begin -->\nnew \\1\n<!-- serving: end -->\nafter\n"
-    assert replace_section(once, "serving", r"new \1") == once
-    with pytest.raises(ValueError, match="put both markers back"):
-        replace_section("no markers", "serving", "new")
 
 
 def test_the_same_numbers_give_the_same_plot(tmp_path: Path) -> None:

@@ -1,11 +1,14 @@
-"""A stream is read as it comes: what counts as the first token, and what the answer holds."""
+"""What the client makes of a server: an answer and its times, or a sentence on what to do."""
 
 import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
 
-from benchmarks.shared.client import ChatError, read_answer
+from benchmarks.shared.client import Client, ServerError, read_answer
 
 
 def line(**chunk: Any) -> bytes:
@@ -73,10 +76,92 @@ def test_an_answer_that_ends_at_once_is_an_answer() -> None:
 
 
 def test_a_stream_without_a_token_is_an_error() -> None:
-    with pytest.raises(ChatError, match="without a token"):
+    with pytest.raises(ServerError, match="without a token"):
         read_answer([(0.1, line(**delta(role="assistant"))), (0.2, b"data: [DONE]")])
 
 
 def test_an_error_inside_a_stream_is_an_error() -> None:
-    with pytest.raises(ChatError, match="too long"):
+    with pytest.raises(ServerError, match="too long"):
         read_answer([(0.1, line(error={"message": "too long"}))])
+
+
+def test_what_only_our_server_says_is_kept() -> None:
+    chunk = line(**delta(content="x"), system_fingerprint="f", pruning={"id": "e"})
+    answer = read_answer([(0.1, chunk), (0.2, line(**delta(content="y")))])
+    assert (answer.fingerprint, answer.explanation) == ("f", "e")
+
+
+class Handler(BaseHTTPRequestHandler):
+    """A server with a key, metrics and a model that speaks; it cannot prune."""
+
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self) -> None:
+        pages = {
+            "/v1/models": json.dumps({"data": [{"id": "some-model"}]}),
+            "/metrics": '# HELP a\na{x="1"} 2.5\na{x="2"} 4\na_total 7\nb 1\n',
+        }
+        if self.headers["Authorization"] != "Bearer sesame":
+            self._send(401, "{}")
+        elif page := pages.get(self.path):
+            self._send(200, page)
+        else:
+            self._send(404, "{}")
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if "messages" in body:
+            error = {"error": {"message": "retention must be in (0, 1], got 2"}}
+            self._send(400, json.dumps(error))
+        else:
+            self._send(200, line(choices=[{"text": body["prompt"]}]).decode())
+
+    def _send(self, status: int, text: str) -> None:
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(text)))
+        self.end_headers()
+        self.wfile.write(text.encode())
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+
+
+def test_a_key_is_the_one_given_or_that_of_the_environment(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("VLLM_API_KEY", raising=False)
+    assert Client(f"{url}/v1/", "sesame").models() == [{"id": "some-model"}]
+    with pytest.raises(ServerError, match="into the variable VLLM_API_KEY"):
+        Client(url).models()
+    monkeypatch.setenv("VLLM_API_KEY", "sesame")
+    assert Client(url).models() == [{"id": "some-model"}]
+
+
+def test_a_metric_is_summed_over_its_labels_and_none_where_there_is_none(url: str) -> None:
+    client = Client(url, "sesame")
+    assert (client.metric("a"), client.metric("b"), client.metric("c")) == (6.5, 1.0, None)
+
+
+def test_a_server_that_cannot_prune_is_told_from_one_that_is_away(url: str) -> None:
+    with pytest.raises(ServerError, match="is a server without pruning; start it with"):
+        Client(url, "sesame").description()
+    with pytest.raises(ServerError, match=r"no server at http://127.0.0.1:9 \(.*refused.*start"):
+        Client("http://127.0.0.1:9").description()
+
+
+def test_a_refusal_is_told_in_the_servers_words(url: str) -> None:
+    with pytest.raises(ServerError, match=r"HTTP 400: retention must be in \(0, 1\], got 2$"):
+        Client(url).ask({"messages": [], "retention": 2})
+
+
+def test_a_body_without_messages_is_a_plain_completion(url: str) -> None:
+    assert Client(url).ask({"prompt": "echo"}).text == "echo"
