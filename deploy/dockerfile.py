@@ -9,8 +9,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from dockerfile_parse import DockerfileParser
-
 ROOT = Path(__file__).resolve().parent.parent
 DOCKERFILE = ROOT / "Dockerfile"
 
@@ -66,15 +64,11 @@ def substitute(text: str, variables: Mapping[str, str]) -> str:
 
 def read_stages(path: Path = DOCKERFILE) -> dict[str, Stage]:
     """Return the stages by name, in the order of the file."""
-    with path.open("rb") as file:
-        structure = DockerfileParser(fileobj=file).structure
     arguments: dict[str, str] = {}
     stages: dict[str, Stage] = {}
     collected: list[Instruction] = []
-    for part in structure:
-        if part["instruction"] == "COMMENT":
-            continue
-        instruction = _instruction(part["instruction"], part["value"])
+    for line in _logical_lines(path.read_text()):
+        instruction = _instruction(*line.split(maxsplit=1))
         if instruction.name == "FROM":
             image, _, name = instruction.words
             collected = []
@@ -86,6 +80,12 @@ def read_stages(path: Path = DOCKERFILE) -> dict[str, Stage]:
             name = next(reversed(stages))
             stages[name] = Stage(name, stages[name].base, tuple(collected))
     return stages
+
+
+def _logical_lines(text: str) -> list[str]:
+    """Return the instructions, each on one line; comments may stand between parts of one."""
+    lines = [line.rstrip() for line in text.splitlines() if not line.lstrip().startswith("#")]
+    return [line for line in "\n".join(lines).replace("\\\n", "").splitlines() if line]
 
 
 def _instruction(name: str, value: str) -> Instruction:

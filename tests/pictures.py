@@ -22,7 +22,7 @@ def make_picture(width: int, height: int, seed: int = 0) -> Image.Image:
     picture = Image.fromarray((ramp + noise).clip(0, 255).astype(np.uint8))
     draw = ImageDraw.Draw(picture)
     for _ in range(6):
-        x, y = generator.integers(0, width), generator.integers(0, height)
+        x, y = int(generator.integers(0, width)), int(generator.integers(0, height))
         size = int(generator.integers(1, max(2, min(width, height) // 3)))
         colour = tuple(int(value) for value in generator.integers(0, 255, 3))
         if generator.random() < 0.5:

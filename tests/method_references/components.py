@@ -83,7 +83,7 @@ def _cosines(v: Array) -> list[list[float]]:
     lengths = np.sqrt((v * v).sum(axis=1))
     units = v / np.where(lengths > 0, lengths, 1.0)[:, None]
     products = units @ units.T
-    return np.where(np.abs(products - 1.0) < 1e-12, 1.0, products).tolist()  # type: ignore[no-any-return]
+    return np.where(np.abs(products - 1.0) < 1e-12, 1.0, products).tolist()
 
 
 def _groups(out: Choice, v: Array, q: int) -> tuple[list[int], list[float]]:

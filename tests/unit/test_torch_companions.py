@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -93,7 +94,7 @@ def test_without_the_start_up_file_a_cuda_build_beside_a_cpu_torch_fails(
 
 
 def test_operators_are_declared_only_where_torchvision_fails_without(
-    ends: dict[str, str], stock_ends: dict[str, str]
+    ends: dict[str, Any], stock_ends: dict[str, str]
 ) -> None:
     assert ends["declared"] == (stock_ends["torchvision"] != "imported")
 

@@ -76,8 +76,8 @@ def test_json_may_leave_out_what_has_a_default() -> None:
 
 
 def test_a_profile_from_before_calibration_means_the_paper() -> None:
-    before = ("direction_layers", "saliency_window", "sink_layer", "sink_coordinate")
-    before += ("sink_threshold", "num_groups", "seed", "output_layer")
+    before = ["direction_layers", "saliency_window", "sink_layer", "sink_coordinate"]
+    before += ["sink_threshold", "num_groups", "seed", "output_layer"]
     fields = json.loads(QWEN.to_json())
     loaded = EncoderProfile.from_json(json.dumps({name: fields[name] for name in before}))
     assert loaded == QWEN

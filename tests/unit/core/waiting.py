@@ -18,7 +18,7 @@ class NoWaiting(TorchDispatchMode):
     """Fails on an operator that would make a GPU wait, or that moves data off its device."""
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.seen: set[str] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -75,6 +75,8 @@ def make_image(
 
     states = {layer: tokens(width) for layer in range(NUM_LAYERS + 1)}
     profile = encoder.profile
+    assert profile.sink_coordinate is not None
+    assert profile.sink_layer is not None
     coordinate = min(profile.sink_coordinate, width - 1)
     encoder = replace(encoder, profile=replace(profile, sink_coordinate=coordinate))
     if draw.random() < 0.5:  # sinks, perhaps all tokens
@@ -128,6 +130,7 @@ def _visionzip(image: Image, budget: int) -> Expected:
 
 def _representation_shift(image: Image, budget: int) -> Expected:
     profile = image.encoder.profile
+    assert profile.sink_layer is not None
     return representation_shift_reference(
         array(image.signals.mlp_updates[3]),  # the middle of the window from 2 to 4
         array(image.signals.states[profile.sink_layer + 1]),

@@ -36,9 +36,10 @@ def test_of_all_routes_of_the_server_only_the_open_ones_need_no_key(
     monkeypatch.setenv("VLLM_PLUGINS", "msdg")
     app = build_app(make_parser().parse_args(["--api-key", "open-sesame"]), ("generate",))
     client = TestClient(app, raise_server_exceptions=False)
+    routes: list[Any] = app.routes
     answers = {
         (method, route.path): client.request(method, route.path).status_code
-        for route in app.routes
+        for route in routes
         for method in getattr(route, "methods", None) or ()
         if method not in ("HEAD", "OPTIONS")
     }

@@ -12,7 +12,7 @@ from server.usage import reporting_stream
 from server.visual_tokens import VisualTokens
 
 MESSAGES = [{"role": "user", "content": "hi"}]
-CHUNKS = [
+CHUNKS: list[dict[str, Any]] = [
     {"id": "a", "choices": [{"index": 0, "delta": {"content": '"choices":[] "usage":{ é'}}]},
     {"id": "a", "choices": [{"index": 0, "delta": {"content": "b"}}]},
     {"id": "a", "choices": [], "usage": {"prompt_tokens": 3}},

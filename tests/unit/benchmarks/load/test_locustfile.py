@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -19,7 +19,7 @@ class Handler(BaseHTTPRequestHandler):
     """Streams two words, and refuses fields that are not OpenAI's."""
 
     protocol_version = "HTTP/1.1"
-    bodies: list[dict[str, Any]]
+    bodies: ClassVar[list[dict[str, Any]]]
 
     def do_GET(self) -> None:
         self._send(200, json.dumps({"data": [{"id": "some-model"}]}))
@@ -47,10 +47,12 @@ class Handler(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def endpoint() -> Iterator[tuple[str, list[dict[str, Any]]]]:
-    handler = type("RecordingHandler", (Handler,), {"bodies": []})
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    class RecordingHandler(Handler):
+        bodies: ClassVar[list[dict[str, Any]]] = []
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), RecordingHandler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}", handler.bodies
+    yield f"http://127.0.0.1:{server.server_port}", RecordingHandler.bodies
     server.shutdown()
     server.server_close()
 

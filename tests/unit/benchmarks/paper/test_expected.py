@@ -9,7 +9,7 @@ from msdg_vllm.core import num_kept_tokens
 TABLES = paper_tables()
 
 
-@pytest.fixture(params=TABLES.values(), ids=TABLES.keys())
+@pytest.fixture(params=TABLES.values(), ids=list(TABLES))
 def table(request: pytest.FixtureRequest) -> Table:
     value: Table = request.param
     return value

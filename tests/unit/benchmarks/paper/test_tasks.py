@@ -20,7 +20,7 @@ class _Loader(yaml.SafeLoader):
     """Reads `!function a.b.c` as the text `a.b.c`."""
 
 
-_Loader.add_constructor("!function", lambda loader, node: loader.construct_scalar(node))
+_Loader.add_constructor("!function", lambda loader, node: str(node.value))
 
 
 def read_task(path: Path) -> dict[str, Any]:

@@ -34,7 +34,9 @@ def _second_opinion(scene, text):
     if "\n" in text:
         question, *options, last = text.split("\n")
         assert last == "Answer with the letter."
-        words = [re.fullmatch(r"[A-D]\. (.+)", option).group(1) for option in options]
+        matches = [re.fullmatch(r"[A-D]\. (.+)", option) for option in options]
+        assert all(matches)
+        words = [match[1] for match in matches if match]
         if question.startswith("Which of these"):
             right = [word for word in words if _matching(scene, word)]
         else:
@@ -66,6 +68,7 @@ def _second_opinion(scene, text):
         }[found[2]]
         return "yes" if holds else "no"
     found = re.search(r"the ([a-z ]*sign)", text)
+    assert found
     return _only(scene, found[1]).code
 
 

@@ -66,6 +66,10 @@ def test_what_two_methods_have_in_common_cancels_in_their_difference():
     shares = [overall_accuracy(right, weights) for right in (one, other)]
     alone, paired = estimate(shares[0]), estimate(shares[0] - shares[1])
     assert paired.value == pytest.approx(0.05)
+    assert paired.low is not None
+    assert paired.high is not None
+    assert alone.low is not None
+    assert alone.high is not None
     assert paired.low > 0
     assert paired.high - paired.low < (alone.high - alone.low) / 2
 

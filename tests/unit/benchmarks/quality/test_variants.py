@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks.quality.variants import OURS, ablations
+from benchmarks.quality.variants import OURS, Variant, ablations
 from msdg_vllm.core.profiles import EncoderProfile, built_in_profile
 
 BUNDLED = EncoderProfile(
@@ -23,7 +23,7 @@ def test_every_table_holds_the_method_as_it_is_once_and_no_layer_is_missing(prof
 
 
 def test_a_name_means_one_variant():
-    by_name = {}
+    by_name: dict[str, Variant] = {}
     for ablation in ablations(BUNDLED, 12):
         for variant in ablation.variants:
             known = by_name.setdefault(variant.name, variant)
