@@ -4,6 +4,7 @@ Importing this package is cheap and free of side effects; vLLM calls `register()
 `vllm.general_plugins` entry point in every process it starts.
 """
 
+__all__ = ["ARCHITECTURES", "__version__", "register"]
 __version__ = "0.1.0"
 
 ARCHITECTURES = {

@@ -9,6 +9,7 @@ from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
+import yaml
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("msdg_vllm", "server", "benchmarks", "training", "deploy")
@@ -65,7 +66,7 @@ def test_the_layers_do_not_form_a_circle() -> None:
         ("msdg_vllm.methods", {"msdg_vllm.core"}),
         ("benchmarks", {"msdg_vllm", "msdg_vllm.core", "msdg_vllm.methods"}),
         ("training", {"benchmarks", "msdg_vllm", "msdg_vllm.core", "msdg_vllm.methods"}),
-        ("deploy", {"msdg_vllm.core"}),
+        ("deploy", {"msdg_vllm", "msdg_vllm.core"}),
     ],
 )
 def test_a_layer_imports_only_what_is_below(layer: str, allowed: set[str]) -> None:
@@ -117,6 +118,22 @@ def test_the_address_of_pytorchs_index_has_one_home(tracked_texts: dict[str, str
     assert [name for name, text in tracked_texts.items() if address in text] == [
         "scripts/environment.py"
     ]
+
+
+def test_the_hosted_checks_are_those_of_make_on_every_python() -> None:
+    targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "checks.yml").read_text())
+    commands, pythons = set(), set()
+    for job in workflow["jobs"].values():
+        matrix = job["strategy"]["matrix"]
+        pythons |= set(matrix.get("python", ()))
+        for step in job["steps"]:
+            if command := re.match(r"make (\S+|\$\{\{ matrix.tier \}\})", step.get("run", "")):
+                commands |= {command[1]} if command[1] in targets else set(matrix["tier"])
+    everything = re.search(r"^test: (.+?) ##", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert everything
+    assert commands == {"setup", *everything[1].split()}
+    assert pythons == {"3.11", "3.12", "3.13", "3.14"}
 
 
 def test_every_make_command_in_the_documents_exists(tracked_texts: dict[str, str]) -> None:
