@@ -51,7 +51,7 @@ $(READY_BENCH): $(SETUP)
 setup: $(READY_DEV) ## Install everything, the developers' tools included
 
 serve: $(READY) ## Serve the bundled model, or another: MODEL=llava-hf/llava-1.5-7b-hf
-	@$(SERVE_ENV) exec $(PY) -m server --model $(MODEL) --host $(HOST) --port $(PORT) $(ARGS)
+	@$(SERVE_ENV) exec "$(VENV)/bin/msdg-vllm" serve "$(MODEL)" --host $(HOST) --port $(PORT) $(ARGS)
 
 bench: $(READY_BENCH) ## Load the bundled model's server for a minute; report in benchmarks/runs/load
 	@$(PY) -m benchmarks.load run $(ARGS)

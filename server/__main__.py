@@ -1,4 +1,4 @@
-"""`python -m server`: see `server.launcher`."""
+"""`python -m server`: the same as `msdg-vllm serve`, see `server.launcher`."""
 
 from server.launcher import main
 

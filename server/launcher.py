@@ -47,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     try:
         enable_plugin(os.environ)
     except SettingsError as error:
-        sys.exit(f"server: error: {error}")
+        sys.exit(f"msdg-vllm serve: error: {error}")
 
     # Only now: vLLM reads its environment while it is imported.
     from vllm.entrypoints.cli.serve import ServeSubcommand
@@ -76,8 +76,8 @@ def make_parser() -> Any:
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
     parser = FlexibleArgumentParser(
-        prog="python -m server",
-        usage="python -m server --model MODEL [options]",
+        prog="msdg-vllm serve",
+        usage="msdg-vllm serve MODEL [options]",
         description=DESCRIPTION,
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -71,7 +71,7 @@ def test_the_home_of_the_user_is_the_volume_of_models(image: Stage) -> None:
 @both
 def test_the_first_process_passes_signals_on(image: Stage) -> None:
     assert image.last("ENTRYPOINT").text.startswith("[")  # no shell in between
-    assert image.last("ENTRYPOINT").words == ["tini", "--", "python3", "-m", "server"]
+    assert image.last("ENTRYPOINT").words == ["tini", "--", "msdg-vllm", "serve"]
     assert any("tini" in run.text.split() for run in image.all("RUN"))
 
 
