@@ -24,7 +24,7 @@ from benchmarks.selection.peak_memory import PeakMemory
 from benchmarks.shared.provenance import RESULTS, processor_name
 from msdg_vllm.core import ImageSignals, analyze_image, num_kept_tokens, select_tokens
 from msdg_vllm.core.profiles import built_in_profile
-from msdg_vllm.methods import METHODS, Encoder, ImageBatch, Needs, Signals, method_named
+from msdg_vllm.methods import METHODS, Encoder, Image, Needs, Question, Signals, method_named
 
 OUTPUT = RESULTS / "selection.json"
 # CLIP-ViT-L/14-336 in front of a 7B language model, a short question.
@@ -132,36 +132,41 @@ def measure(num_images: int, num_tokens: int, num_rounds: int) -> Cost:
 @torch.inference_mode()
 def measure_methods(num_images: int, num_tokens: int, num_rounds: int) -> list[MethodCost]:
     """Time every method on one shape."""
-    batch = _make_batch(num_images, num_tokens)
+    images = _make_images(num_images, num_tokens)
+    encoder, signals = images[0].encoder, [image.signals for image in images]
     query = torch.randn(NUM_QUERY_TOKENS, LLM_WIDTH)
     budget = num_kept_tokens(num_tokens, RETENTION)
     layer = encoder_layer()
-    reading = {name: _reading(method_named(name).needs(batch.encoder), batch) for name in METHODS}
+    questions = [Question(budget, query)] * num_images
+    state = torch.stack([one.states[2] for one in signals])
+    reading = {
+        name: _reading(method_named(name).needs(encoder), num_images, num_tokens)
+        for name in METHODS
+    }
 
-    def choosing(name: str) -> Callable[[], object]:
+    def selecting(name: str) -> Callable[[], object]:
         method = method_named(name)
-        return lambda: method.analyze(batch).choose(range(num_images), query, budget)
+        return lambda: method.select_all(method.analyze(images), questions)
 
-    actions = {name: (reading[name], choosing(name)) for name in METHODS}
+    actions = {name: (reading[name], selecting(name)) for name in METHODS}
     layer_ms: list[float] = []
     times: dict[str, list[tuple[float, float]]] = {name: [] for name in METHODS}
     for number in range(num_rounds + 1):
-        layer_ms.append(_milliseconds(lambda: layer(batch.signals.states[2])))
-        for name, (read, choose) in actions.items():
-            times[name].append((_milliseconds(read), _milliseconds(choose)))
+        layer_ms.append(_milliseconds(lambda: layer(state)))
+        for name, (read, select) in actions.items():
+            times[name].append((_milliseconds(read), _milliseconds(select)))
             progress = f"{num_images} x {num_tokens}: round {number} of {num_rounds}, {name:20}"
             print(f"\r{progress}", end="", file=sys.stderr, flush=True)
     print(file=sys.stderr)
 
-    signals = batch.signals
-    inputs = [getattr(signals, name) for name in signals.__slots__]
+    inputs = [getattr(one, name) for one in signals for name in one.__slots__]
     costs = []
-    for name, (_, choose) in actions.items():
+    for name, (_, select) in actions.items():
         # The first round only warms up.
         rounds = list(zip(layer_ms, times[name], strict=True))[1:]
-        needed = method_named(name).needs(batch.encoder).states
-        with PeakMemory(query, batch.visual, *inputs) as memory:
-            choose()
+        needed = method_named(name).needs(encoder).states
+        with PeakMemory(query, *(image.visual for image in images), *inputs) as memory:
+            select()
         costs.append(
             MethodCost(
                 method=name,
@@ -172,13 +177,13 @@ def measure_methods(num_images: int, num_tokens: int, num_rounds: int) -> list[M
                 choosing_ms=statistics.median(chosen for _, (_, chosen) in rounds),
                 ratio=statistics.median((read + chosen) / one for one, (read, chosen) in rounds),
                 peak_mib=memory.peak / 2**20,
-                states_mib=sum(batch.signals.states[n].nbytes for n in needed) / 2**20,
+                states_mib=sum(one.states[n].nbytes for one in signals for n in needed) / 2**20,
             )
         )
     return costs
 
 
-def _make_batch(num_images: int, num_tokens: int) -> ImageBatch:
+def _make_images(num_images: int, num_tokens: int) -> list[Image]:
     """Random images with every signal that a method reads."""
     encoder = Encoder(num_layers=23, profile=built_in_profile("clip-vit-large-patch14-336"))
     needs = Needs()
@@ -187,39 +192,41 @@ def _make_batch(num_images: int, num_tokens: int) -> ImageBatch:
     generator = torch.Generator().manual_seed(0)
 
     def tokens(*shape: int) -> Tensor:
-        return torch.randn(num_images, num_tokens, *shape, generator=generator)
+        return torch.randn(num_tokens, *shape, generator=generator)
 
     project = torch.nn.Sequential(
         torch.nn.Linear(ENCODER_WIDTH, LLM_WIDTH),
         torch.nn.GELU(),
         torch.nn.Linear(LLM_WIDTH, LLM_WIDTH),
     )
-    return ImageBatch(
-        signals=Signals(
-            states={n: tokens(ENCODER_WIDTH) for n in needs.states},
-            features=tokens(ENCODER_WIDTH),
-            class_attention={n: tokens().abs() for n in needs.class_attention},
-            received_attention={n: tokens().abs() for n in needs.received_attention},
-            keys={n: tokens(HEAD_WIDTH) for n in needs.keys},
-            mlp_updates={n: tokens().abs() for n in needs.mlp_updates},
-        ),
-        visual=tokens(LLM_WIDTH),
-        encoder=encoder,
-        grids=[((num_tokens // 24, 24),)] * num_images,
-        seeds=range(num_images),
-        places=[None] * num_images,
-        project=project,
-    )
+    return [
+        Image(
+            signals=Signals(
+                states={n: tokens(ENCODER_WIDTH) for n in needs.states},
+                features=tokens(ENCODER_WIDTH),
+                class_attention={n: tokens().abs() for n in needs.class_attention},
+                received_attention={n: tokens().abs() for n in needs.received_attention},
+                keys={n: tokens(HEAD_WIDTH) for n in needs.keys},
+                mlp_updates={n: tokens().abs() for n in needs.mlp_updates},
+            ),
+            visual=tokens(LLM_WIDTH),
+            encoder=encoder,
+            grids=((num_tokens // 24, 24),),
+            seed=seed,
+            project=project,
+        )
+        for seed in range(num_images)
+    ]
 
 
-def _reading(needs: Needs, batch: ImageBatch) -> Callable[[], object]:
+def _reading(needs: Needs, num_images: int, num_tokens: int) -> Callable[[], object]:
     """What the engine computes for a method beside the encoder's own work."""
     from msdg_vllm.engine.worker.attention import class_attention, received_attention  # loads vLLM
 
     # The class token looks and is looked at too.
-    num_tokens = batch.visual.shape[1] + 1
-    query, key = torch.randn(2, batch.num_rows, num_tokens, NUM_HEADS, HEAD_WIDTH)
-    update = torch.randn(batch.num_rows, num_tokens, ENCODER_WIDTH)
+    num_tokens += 1
+    query, key = torch.randn(2, num_images, num_tokens, NUM_HEADS, HEAD_WIDTH)
+    update = torch.randn(num_images, num_tokens, ENCODER_WIDTH)
     scale = HEAD_WIDTH**-0.5
 
     def read() -> None:

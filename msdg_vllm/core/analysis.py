@@ -62,12 +62,20 @@ class ImageSignals:
             max_groups=self.max_groups,
         )
 
+    @classmethod
+    def stack(cls, images: Sequence["ImageSignals"]) -> "ImageSignals":
+        """Return the signals of images of one size as those of a batch."""
+        names = [name for name in cls.__slots__ if name != "max_groups"]
+        return cls(
+            **{name: torch.stack([getattr(image, name) for image in images]) for name in names},
+            max_groups=images[0].max_groups,
+        )
+
     def __getitem__(self, rows: int | slice | Tensor) -> "ImageSignals":
         """Return the signals of one row, or of some rows, of a batch."""
         return self.map(lambda tensor: tensor[rows])
 
 
-@torch.no_grad()
 def analyze_image(
     states: Mapping[int, Tensor],
     profile: EncoderProfile,
@@ -108,26 +116,48 @@ def analyze_image(
 
     num_rows = prod(lead)
     by_row = {n: states[n].reshape(num_rows, *states[n].shape[-2:]).unbind() for n in layers}
-    rows = [{n: state[r] for n, state in by_row.items()} for r in range(num_rows)]
-    given = [None] * num_rows if saliency is None else saliency.reshape(num_rows, -1).unbind()
-    is_valid = None if valid is None else valid.reshape(num_rows, -1).bool()
-    device = per_patch[0].device
+    signals = analyze_images(
+        [{n: state[r] for n, state in by_row.items()} for r in range(num_rows)],
+        profile,
+        patches_per_token,
+        valid=None if valid is None else valid.reshape(num_rows, -1).bool(),
+        saliency=None if saliency is None else saliency.reshape(num_rows, -1).unbind(),
+        options=options,
+    )
+    return signals.map(lambda tensor: tensor.reshape((*lead, *tensor.shape[1:])))
+
+
+@torch.no_grad()
+def analyze_images(
+    states: Sequence[Mapping[int, Tensor]],
+    profile: EncoderProfile,
+    patches_per_token: int = 1,
+    *,
+    valid: Tensor | None = None,
+    saliency: Sequence[Tensor] | None = None,
+    options: SelectionOptions = PAPER,
+) -> ImageSignals:
+    """`analyze_image` for R images of one size whose states, `(N * patches_per_token, d)`, are
+    not in one tensor: nothing is copied to bring them together.
+    """
+    num_rows = len(states)
+    given: Sequence[Tensor | None] = [None] * num_rows if saliency is None else saliency
+    device = next(iter(states[0].values()) if states[0] else iter(saliency or ())).device
     step = min(_ROWS_AT_ONCE.get(device.type, num_rows), num_rows)
     chunks = [slice(start, start + step) for start in range(0, num_rows, step)]
     with full_precision(device):
         parts = [
             _analyze_rows(
-                rows[chunk],
+                states[chunk],
                 given[chunk],
-                None if is_valid is None else is_valid[chunk],
+                None if valid is None else valid[chunk],
                 profile,
                 patches_per_token,
                 options,
             )
             for chunk in chunks
         ]
-        signals = _joined(parts)
-    return signals.map(lambda tensor: tensor.reshape((*lead, *tensor.shape[1:])))
+        return _joined(parts)
 
 
 def _analyze_rows(

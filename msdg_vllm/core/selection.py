@@ -1,5 +1,6 @@
 """The query-dependent half of Algorithm 1: which tokens to keep (lines 4, 6 and 14-21)."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -27,6 +28,14 @@ class TokenScores:
 
     relevance: Tensor
     score: Tensor
+
+    @classmethod
+    def stack(cls, rows: Sequence["TokenScores"]) -> "TokenScores":
+        """Return the scores of images of one size as those of a batch."""
+        return cls(
+            relevance=torch.stack([row.relevance for row in rows]),
+            score=torch.stack([row.score for row in rows]),
+        )
 
 
 def select_tokens(

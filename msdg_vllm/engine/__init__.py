@@ -14,7 +14,7 @@ _MOVED = {
         name: f"worker.{name}"
         for name in ("attention", "explanations", "positions", "signals", "states", "statistics")
     },
-    "tiles": "worker.tiles",
+    "tiles": "layout",
 }
 
 

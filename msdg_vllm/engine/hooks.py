@@ -57,9 +57,9 @@ TABLE = """\
 | `model_executor.models.qwen2_5_vl:Qwen2_5_VLForConditionalGeneration.iter_mm_grid_thw(self, mm_features)` | call | `models/qwen2_5_vl.py` | the same |
 | `model_executor.models.qwen2_vl:Qwen2VisionTransformer.prepare_encoder_metadata(self, grid_thw, ...)` | call | `models/qwen2_vl.py` | what the tower wants to know of a batch |
 | `model_executor.models.qwen2_5_vl:Qwen2_5_VisionTransformer.prepare_encoder_metadata(self, grid_thw, ...)` | call | `models/qwen2_5_vl.py` | the same, and the order of windows |
-| `model_executor.models.qwen2_vl:Qwen2VisionBlock.forward(self, x, ...)` | wrap | `engine/worker/states.py` | a state is read where it enters a block |
-| `model_executor.models.qwen2_5_vl:Qwen2_5_VisionBlock.forward(self, x, ...)` | wrap | `engine/worker/states.py` | the same |
-| `model_executor.models.clip:CLIPEncoderLayer.forward(self, hidden_states)` | wrap | `engine/worker/states.py` | the same |
+| `model_executor.models.qwen2_vl:Qwen2VisionBlock.forward(self, x, ...)` | wrap | `engine/worker/capture.py` | a state is read where it enters a block |
+| `model_executor.models.qwen2_5_vl:Qwen2_5_VisionBlock.forward(self, x, ...)` | wrap | `engine/worker/capture.py` | the same |
+| `model_executor.models.clip:CLIPEncoderLayer.forward(self, hidden_states)` | wrap | `engine/worker/capture.py` | the same |
 | `model_executor.models.llava:_get_num_hidden_layers(hf_config)` | call | `models/clip.py` | how deep vLLM builds the tower |
 | `model_executor.models.llava:_build_llava_or_pixtral_hf_info(ctx)` | call | `models/llava.py` | Pixtral shares the name and stays stock |
 | `model_executor.models.llava:_build_llava_or_pixtral_hf_processor(info, dummy_inputs)` | call | `models/llava.py` | the same |

@@ -1,4 +1,4 @@
-"""Methods that choose visual tokens before the language model reads them, behind one call.
+"""Methods that select visual tokens before the language model reads them, behind one call.
 
 A method is one file here and one row of `METHODS`:
 
@@ -8,28 +8,29 @@ A method is one file here and one row of `METHODS`:
 
         def select(self, image, budget):     # one image, or one tile of it
             scores = image.per_token(image.signals.class_attention[image.encoder.last_layer])
-            return Choice(top_tokens(scores, budget), scores=scores)
+            return Selection(top_tokens(scores, budget), scores=scores)
 
-The engine captures what the methods of a batch need and nothing else, calls `select` for each
-image, and gathers the tokens that were chosen. Torch and `msdg_vllm.core` only: no vLLM here.
+The engine captures what the methods of a batch need and nothing else, has each image analysed
+(what no question changes) and selected from, and gathers the tokens that are kept. Torch and
+`msdg_vllm.core` only: no vLLM here.
 """
 
 from functools import cache
 from importlib import import_module
 
-from msdg_vllm.methods.image import Choice, Image, ImageBatch, Signals, top_tokens
-from msdg_vllm.methods.method import Analysis, Method
+from msdg_vllm.methods.image import PADDING, Image, Question, Selection, Signals, top_tokens
+from msdg_vllm.methods.method import Method
 from msdg_vllm.methods.needs import Encoder, Needs, unmet_need
 
 __all__ = [
     "METHODS",
-    "Analysis",
-    "Choice",
+    "PADDING",
     "Encoder",
     "Image",
-    "ImageBatch",
     "Method",
     "Needs",
+    "Question",
+    "Selection",
     "Signals",
     "method_named",
     "top_tokens",

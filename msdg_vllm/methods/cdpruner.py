@@ -9,7 +9,7 @@ from torch import Tensor
 
 from msdg_vllm.core.signals import row_norms, unit
 from msdg_vllm.core.tiles import NARROW_TILE, TILE, fill_up, round_up
-from msdg_vllm.methods.image import Choice, Image, top_tokens
+from msdg_vllm.methods.image import Image, Selection, top_tokens
 from msdg_vllm.methods.method import Method
 from msdg_vllm.methods.needs import Encoder, Needs
 from msdg_vllm.methods.similarity import UnitTokens
@@ -32,12 +32,12 @@ class CDPruner(Method):
     def needs(self, encoder: Encoder) -> Needs:
         return Needs(visual=True, query=True)
 
-    def select(self, image: Image, budget: int) -> Choice:
+    def select(self, image: Image, budget: int) -> Selection:
         tokens = UnitTokens.of(image.visual)
         relevance = _relative_relevance(tokens, image.query)
         scores = torch.where(tokens.finite, relevance, torch.nan)
         chosen = _greedy_map(tokens, relevance, budget)
-        return Choice(top_tokens(scores, budget, first=chosen), scores=relevance)
+        return Selection(top_tokens(scores, budget, first=chosen), scores=relevance)
 
 
 def _greedy_map(tokens: UnitTokens, relevance: Tensor, budget: int) -> Tensor:

@@ -1,6 +1,6 @@
 """FasterVLM (Zhang et al., 2024): the tokens that the class token attends to."""
 
-from msdg_vllm.methods.image import Choice, Image, top_tokens
+from msdg_vllm.methods.image import Image, Selection, top_tokens
 from msdg_vllm.methods.method import Method
 from msdg_vllm.methods.needs import Encoder, Needs
 
@@ -14,6 +14,6 @@ class ClsAttention(Method):
     def needs(self, encoder: Encoder) -> Needs:
         return Needs(class_attention=(encoder.last_layer,))
 
-    def select(self, image: Image, budget: int) -> Choice:
+    def select(self, image: Image, budget: int) -> Selection:
         scores = image.per_token(image.signals.class_attention[image.encoder.last_layer])
-        return Choice(top_tokens(scores, budget), scores=scores)
+        return Selection(top_tokens(scores, budget), scores=scores)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from msdg_vllm.core.tiles import fill_up
-from msdg_vllm.methods.image import Choice, Image, top_tokens
+from msdg_vllm.methods.image import Image, Selection, top_tokens
 from msdg_vllm.methods.method import Method
 from msdg_vllm.methods.needs import Encoder, Needs
 from msdg_vllm.methods.similarity import UnitTokens
@@ -30,7 +30,7 @@ class Dart0(Method):
     def needs(self, encoder: Encoder) -> Needs:
         return Needs(visual=True, query=True)
 
-    def select(self, image: Image, budget: int) -> Choice:
+    def select(self, image: Image, budget: int) -> Selection:
         tokens = UnitTokens.of(image.visual)
         num_pivots = min(_IMAGE_PIVOTS, budget, tokens.num_tokens)
         pivots = _by_size(image.visual, tokens.finite)[:num_pivots]
@@ -47,7 +47,7 @@ class Dart0(Method):
             taken = taken.scatter(0, far[:quota], True)
         # Where finite tokens ran out a pivot took others.
         scores = torch.where(tokens.finite, 0.0, torch.nan)
-        return Choice(top_tokens(scores, budget, first=taken & tokens.finite))
+        return Selection(top_tokens(scores, budget, first=taken & tokens.finite))
 
 
 def _by_size(vectors: Tensor, finite: Tensor) -> Tensor:

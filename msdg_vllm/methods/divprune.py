@@ -2,7 +2,7 @@
 
 import torch
 
-from msdg_vllm.methods.image import Choice, Image, top_tokens
+from msdg_vllm.methods.image import Image, Selection, top_tokens
 from msdg_vllm.methods.method import Method
 from msdg_vllm.methods.needs import Encoder, Needs
 from msdg_vllm.methods.similarity import UnitTokens
@@ -19,7 +19,7 @@ class DivPrune(Method):
     def needs(self, encoder: Encoder) -> Needs:
         return Needs(visual=True)
 
-    def select(self, image: Image, budget: int) -> Choice:
+    def select(self, image: Image, budget: int) -> Selection:
         tokens = UnitTokens.of(image.visual)
         chosen = torch.zeros_like(tokens.finite)
         # The largest distance is the smallest cosine; argmin returns the first of equal values.
@@ -36,4 +36,4 @@ class DivPrune(Method):
             index = to_chosen.masked_fill(chosen, torch.inf).argmin(keepdim=True)
         # With no finite token left the smallest is any token.
         scores = torch.where(tokens.finite, 0.0, torch.nan)
-        return Choice(top_tokens(scores, budget, first=chosen & tokens.finite))
+        return Selection(top_tokens(scores, budget, first=chosen & tokens.finite))

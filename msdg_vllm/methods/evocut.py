@@ -12,7 +12,7 @@ from msdg_vllm.core.grouping import group_tokens
 from msdg_vllm.core.profiles import EncoderProfile
 from msdg_vllm.core.signals import row_norms, unit
 from msdg_vllm.core.tiles import NARROW_TILE, TILE, fill_up, round_up
-from msdg_vllm.methods.image import Choice, Image, top_tokens
+from msdg_vllm.methods.image import Image, Selection, top_tokens
 from msdg_vllm.methods.method import Method
 from msdg_vllm.methods.needs import Encoder, Needs
 from msdg_vllm.methods.similarity import snap
@@ -30,7 +30,7 @@ class EvoCut(Method):
         ends = {end for layer in _layers(profile) for end in (layer, layer + 1)}
         return Needs(states=tuple(sorted({*ends, *sink_states(profile)})))
 
-    def select(self, image: Image, budget: int) -> Choice:
+    def select(self, image: Image, budget: int) -> Selection:
         profile, states = image.encoder.profile, image.signals.states
         patches = image.encoder.patches_per_token
         needed = self.needs(image.encoder).states
@@ -47,7 +47,7 @@ class EvoCut(Method):
             directions = directions.masked_fill(~candidates.unsqueeze(-1), 0.0)
             total = total + _deviations(directions, candidates, profile)
         scores = torch.where(finite, total, torch.nan)
-        return Choice(top_tokens(scores, budget, last=sinks), scores=total, sinks=sinks)
+        return Selection(top_tokens(scores, budget, last=sinks), scores=total, sinks=sinks)
 
 
 def _layers(profile: EncoderProfile) -> tuple[int, ...]:

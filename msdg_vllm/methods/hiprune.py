@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from msdg_vllm.methods.image import Choice, Image, top_tokens
+from msdg_vllm.methods.image import Image, Selection, top_tokens
 from msdg_vllm.methods.method import Method
 from msdg_vllm.methods.needs import Encoder, Needs
 
@@ -27,7 +27,7 @@ class HiPrune(Method):
     def needs(self, encoder: Encoder) -> Needs:
         return Needs(received_attention=_layers(encoder))
 
-    def select(self, image: Image, budget: int) -> Choice:
+    def select(self, image: Image, budget: int) -> Selection:
         middle, deep = (
             image.per_token(image.signals.received_attention[layer])
             for layer in _layers(image.encoder)
@@ -38,7 +38,7 @@ class HiPrune(Method):
             anchors = top_tokens(torch.where(finite, middle, torch.nan), num_anchors)
             around = _neighbourhoods(image.grids, middle.device).index_select(0, anchors)
             hierarchy = hierarchy.scatter(0, around.flatten(), True) & finite
-        return Choice(top_tokens(deep, budget, first=hierarchy), scores=deep)
+        return Selection(top_tokens(deep, budget, first=hierarchy), scores=deep)
 
 
 def _layers(encoder: Encoder) -> tuple[int, int]:

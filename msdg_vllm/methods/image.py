@@ -1,8 +1,8 @@
-"""What a method gets of an image, and what it gives back.
+"""What a method gets of an image, what it is asked, and what it gives back.
 
 Shapes as in `msdg_vllm.core`, and P = N * patches_per_token, the patches of the encoder. What
 comes out of the encoder is per patch, what comes out of the projector per token; patches that
-merge into one token are neighbours. Padding never gets this far: all tokens of an image are real.
+merge into one token are neighbours.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -69,6 +69,8 @@ class Image:
         seed: Identifies the image's content; the same in every batch.
         project: The projector, features `(n, d)` to tokens `(n, D)`; None where it needs
             all patches of a token, so that merging can only happen behind it.
+        places: Which tokens are real, `(n,)` int64 on the device of the signals; the others are
+            padding, and the grids do not count them. None: all are real.
     """
 
     signals: Signals
@@ -78,6 +80,7 @@ class Image:
     grids: Sequence[tuple[int, int]] = ()
     seed: int = 0
     project: Callable[[Tensor], Tensor] | None = None
+    places: Tensor | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -90,89 +93,50 @@ class Image:
         values = values.float()
         return values if patches == 1 else values.unflatten(0, (-1, patches)).mean(dim=1)
 
-
-@dataclass(frozen=True, slots=True)
-class ImageBatch:
-    """Images or tiles of one size that were encoded together: R rows.
-
-    Attributes:
-        signals: What the encoder gave, `(R, P, ..)`.
-        visual: Projected tokens, `(R, N, D)`.
-        encoder: Where the signals come from.
-        grids: The grids of each row's real tokens.
-        seeds: The seed of each row.
-        places: Which tokens of each row are real, `(n,)` int64 ascending on the device of the
-            signals, or None for all; the others are padding.
-        project: As in `Image`.
-    """
-
-    signals: Signals
-    visual: Tensor
-    encoder: Encoder
-    grids: Sequence[Sequence[tuple[int, int]]]
-    seeds: Sequence[int]
-    places: Sequence[Tensor | None]
-    project: Callable[[Tensor], Tensor] | None = None
-
     @property
-    def num_rows(self) -> int:
-        """R."""
-        return self.visual.shape[0]
-
-    @property
-    def valid(self) -> Tensor | None:
-        """`(R, N)`, False for padding; None when there is none."""
-        if all(places is None for places in self.places):
-            return None
-        mask = torch.ones(self.visual.shape[:2], dtype=torch.bool, device=self.visual.device)
-        for row, places in zip(mask, self.places, strict=True):
-            if places is not None:
-                row.fill_(False).scatter_(0, places, True)
+    def valid(self) -> Tensor:
+        """`(N,)`, False for padding."""
+        mask = torch.ones(self.num_tokens, dtype=torch.bool, device=self.visual.device)
+        if self.places is not None:
+            mask.fill_(False).scatter_(0, self.places, True)
         return mask
 
-    def image(self, row: int, query: Tensor | None) -> Image:
-        """Return one row without its padding."""
-        places = self.places[row]
-        signals = self.signals.map(lambda tensor: tensor[row])
-        visual = self.visual[row]
-        if places is not None:
-            patches = self.encoder.patches_per_token
-            signals = signals.map(
-                lambda tensor: tensor.unflatten(0, (-1, patches))[places].flatten(0, 1)
-            )
-            visual = visual[places]
-        return Image(
-            signals=signals,
-            visual=visual,
-            encoder=self.encoder,
-            query=query,
-            grids=self.grids[row],
-            seed=self.seeds[row],
-            project=self.project,
-        )
-
-    def take(self, rows: Sequence[int]) -> "ImageBatch":
-        """Return some rows, ascending; the batch itself if they are all."""
-        if len(rows) == self.num_rows:
+    def without_padding(self) -> "Image":
+        """Return the real tokens alone."""
+        places = self.places
+        if places is None:
             return self
 
         def taken(tensor: Tensor) -> Tensor:
-            # Slices, because an index list would have to be copied to the device first.
-            return torch.stack([tensor[row] for row in rows])
+            by_token: Tensor = tensor.unflatten(0, (-1, self.encoder.patches_per_token))
+            return by_token[places].flatten(0, 1)
 
         return replace(
-            self,
-            signals=self.signals.map(taken),
-            visual=taken(self.visual),
-            grids=[self.grids[row] for row in rows],
-            seeds=[self.seeds[row] for row in rows],
-            places=[self.places[row] for row in rows],
+            self, signals=self.signals.map(taken), visual=self.visual[places], places=None
         )
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
-    """What a method decided about one image.
+class Question:
+    """What an image is asked.
+
+    Attributes:
+        budget: How many tokens to keep.
+        query: Embeddings of the query's distinct tokens, `(Q, D)`; None without a query. Images
+            with the same question share the tensor.
+    """
+
+    budget: int
+    query: Tensor | None = None
+
+
+PADDING = {"scores": 0.0, "groups": -1, "sinks": False}
+"""What a selection says of tokens that the method did not see."""
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Which tokens of an image are kept.
 
     Attributes:
         indices: The tokens to keep, `(B,)` int64: exactly the budget, distinct, ascending.
@@ -188,6 +152,19 @@ class Choice:
     scores: Tensor | None = None
     groups: Tensor | None = None
     sinks: Tensor | None = None
+
+    def spread(self, places: Tensor, num_tokens: int) -> "Selection":
+        """Return the same selection among `num_tokens`, of which the method saw `places`."""
+        known = {name: getattr(self, name) for name in PADDING}
+        return replace(
+            self,
+            indices=places[self.indices],
+            **{
+                name: values.new_full((num_tokens,), PADDING[name]).scatter(0, places, values)
+                for name, values in known.items()
+                if values is not None
+            },
+        )
 
 
 def top_tokens(

@@ -2,28 +2,17 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Protocol
+from dataclasses import replace
+from typing import Any
 
 import torch
-from torch import Tensor
 
-from msdg_vllm.methods.image import Choice, Image, ImageBatch
+from msdg_vllm.methods.image import Image, Question, Selection
 from msdg_vllm.methods.needs import Encoder, Needs
 
 
-class Analysis(Protocol):
-    """What a method made of a batch before it is asked about questions and budgets."""
-
-    def choose(self, rows: Sequence[int], query: Tensor | None, budget: int) -> list[Choice]:
-        """Choose the tokens of some rows of the batch for one query and one budget.
-
-        Indices, scores, groups and sinks count the tokens of the row, padding included.
-        """
-        ...
-
-
 class Method(ABC):
-    """Chooses which tokens of an image the language model reads.
+    """Selects which tokens of an image the language model reads.
 
     Every method keeps this contract:
 
@@ -41,51 +30,32 @@ class Method(ABC):
         """Say what of this encoder the method reads."""
 
     @abstractmethod
-    def select(self, image: Image, budget: int) -> Choice:
-        """Choose the tokens of one image."""
+    def select(self, image: Image, budget: int) -> Selection:
+        """Select the tokens of one image, all of which are real."""
 
-    def analyze(self, batch: ImageBatch) -> Analysis:
-        """Do for all rows what no question changes; by default that is nothing.
+    def analyze(self, images: Sequence[Image]) -> Sequence[Any]:
+        """Do for images of one size what no question changes; by default that is nothing.
 
-        Row by row is not only simpler: a product launched on the same shape gives the same bits
-        whatever else travels in the batch.
+        What comes back for an image is all that `select_all` needs of it, for any question.
         """
-        return _RowByRow(self, batch)
+        return images
 
+    def select_all(self, analyses: Sequence[Any], questions: Sequence[Question]) -> list[Selection]:
+        """Select the tokens of analysed images, each for its own question and budget.
 
-class _RowByRow:
-    """Asks the method about one row after the other."""
-
-    def __init__(self, method: Method, batch: ImageBatch) -> None:
-        self._method = method
-        self._batch = batch
-
-    @torch.no_grad()
-    def choose(self, rows: Sequence[int], query: Tensor | None, budget: int) -> list[Choice]:
+        Indices, scores, groups and sinks count all tokens, padding included. One by one is not
+        only simpler: a product launched on the same shape gives the same bits whatever else
+        travels in the batch.
+        """
         return [
-            _with_padding(
-                self._method.select(self._batch.image(row, query), budget),
-                self._batch.places[row],
-                self._batch.visual.shape[1],
-            )
-            for row in rows
+            self._select(image, question)
+            for image, question in zip(analyses, questions, strict=True)
         ]
 
-
-def _with_padding(choice: Choice, places: Tensor | None, num_tokens: int) -> Choice:
-    """Count the tokens of a choice as the row does, whose padding the method did not see."""
-    if places is None:
-        return choice
-
-    def spread(values: Tensor | None, padding: float) -> Tensor | None:
-        if values is None:
-            return None
-        return values.new_full((num_tokens,), padding).scatter(0, places, values)
-
-    return Choice(
-        indices=places[choice.indices],
-        embeddings=choice.embeddings,
-        scores=spread(choice.scores, 0.0),
-        groups=spread(choice.groups, -1),
-        sinks=spread(choice.sinks, False),
-    )
+    @torch.no_grad()
+    def _select(self, image: Image, question: Question) -> Selection:
+        real = replace(image.without_padding(), query=question.query)
+        selection = self.select(real, question.budget)
+        if image.places is None:
+            return selection
+        return selection.spread(image.places, image.num_tokens)

@@ -15,7 +15,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from msdg_vllm.methods.image import Choice, Image, top_tokens
+from msdg_vllm.methods.image import Image, Selection, top_tokens
 from msdg_vllm.methods.method import Method
 from msdg_vllm.methods.needs import Encoder, Needs
 from msdg_vllm.methods.similarity import UnitTokens, snap
@@ -41,7 +41,7 @@ class PruneSID(Method):
             return Needs(class_attention=(encoder.last_layer,), features=True)
         return Needs(visual=True)
 
-    def select(self, image: Image, budget: int) -> Choice:
+    def select(self, image: Image, budget: int) -> Selection:
         attention = None
         features = image.visual
         if image.encoder.has_class_token:
@@ -53,7 +53,7 @@ class PruneSID(Method):
         members = finite.nonzero().squeeze(-1)
         scores = torch.where(finite, 0.0, torch.nan)
         if len(members) <= budget:
-            return Choice(top_tokens(scores, budget))
+            return Selection(top_tokens(scores, budget))
 
         num_components = max(4 if attention is None else 1, budget // 4)
         loadings = _loadings(features.index_select(0, members), num_components)  # (M, q)
@@ -65,7 +65,7 @@ class PruneSID(Method):
         first = torch.zeros_like(finite)
         first[members[kept]] = True
         groups = torch.full_like(finite, -1, dtype=torch.int64).scatter(0, members, group)
-        return Choice(top_tokens(scores, budget, first=first), scores=attention, groups=groups)
+        return Selection(top_tokens(scores, budget, first=first), scores=attention, groups=groups)
 
 
 def _best_of_groups(

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from msdg_vllm.core.selection import MASK, mix
-from msdg_vllm.methods.image import Choice, Image, top_tokens
+from msdg_vllm.methods.image import Image, Selection, top_tokens
 from msdg_vllm.methods.method import Method
 from msdg_vllm.methods.needs import Encoder, Needs
 
@@ -19,9 +19,9 @@ class RandomTokens(Method):
     def needs(self, encoder: Encoder) -> Needs:
         return Needs(seed=True)
 
-    def select(self, image: Image, budget: int) -> Choice:
+    def select(self, image: Image, budget: int) -> Selection:
         places = torch.arange(image.num_tokens, device=image.visual.device)
-        return Choice(top_tokens(_hashed(places, image.seed), budget))
+        return Selection(top_tokens(_hashed(places, image.seed), budget))
 
 
 def _hashed(places: Tensor, seed: int) -> Tensor:

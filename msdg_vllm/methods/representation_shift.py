@@ -1,7 +1,7 @@
 """Representation Shift (Choi et al., 2025): how far one MLP of the encoder moves each token."""
 
 from msdg_vllm.core.profiles import EncoderProfile
-from msdg_vllm.methods.image import Choice, Image, top_tokens
+from msdg_vllm.methods.image import Image, Selection, top_tokens
 from msdg_vllm.methods.method import Method
 from msdg_vllm.methods.needs import Encoder, Needs
 from msdg_vllm.methods.sinks import sink_states, sink_tokens
@@ -18,10 +18,10 @@ class RepresentationShift(Method):
         profile = encoder.profile
         return Needs(mlp_updates=(_layer(profile),), states=sink_states(profile))
 
-    def select(self, image: Image, budget: int) -> Choice:
+    def select(self, image: Image, budget: int) -> Selection:
         scores = image.per_token(image.signals.mlp_updates[_layer(image.encoder.profile)])
         sinks = sink_tokens(image)
-        return Choice(top_tokens(scores, budget, last=sinks), scores=scores, sinks=sinks)
+        return Selection(top_tokens(scores, budget, last=sinks), scores=scores, sinks=sinks)
 
 
 def _layer(profile: EncoderProfile) -> int:

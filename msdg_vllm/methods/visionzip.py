@@ -9,7 +9,7 @@ from torch import Tensor
 
 from msdg_vllm.core.signals import row_norms
 from msdg_vllm.core.tiles import NARROW_TILE, fill_up, round_up
-from msdg_vllm.methods.image import Choice, Image, top_tokens
+from msdg_vllm.methods.image import Image, Selection, top_tokens
 from msdg_vllm.methods.method import Method
 from msdg_vllm.methods.needs import Encoder, Needs
 from msdg_vllm.methods.similarity import UnitTokens, snap
@@ -39,7 +39,7 @@ class VisionZip(Method):
             visual=True,
         )
 
-    def select(self, image: Image, budget: int) -> Choice:
+    def select(self, image: Image, budget: int) -> Selection:
         layer, signals = _layer(image.encoder), image.signals
         by_class = image.encoder.has_class_token
         attention = signals.class_attention if by_class else signals.received_attention
@@ -55,7 +55,7 @@ class VisionZip(Method):
         num_contextual = num_contextual_tokens(budget)
         dominant = top_tokens(torch.where(finite, scores, torch.nan), budget - num_contextual)
         if not num_contextual:
-            return Choice(dominant, scores=scores)
+            return Selection(dominant, scores=scores)
         is_dominant = torch.zeros_like(finite).scatter(0, dominant, True)
         targets = _targets(is_dominant, finite, num_contextual)
         merging = finite & ~is_dominant.scatter(0, targets, True)
@@ -64,7 +64,7 @@ class VisionZip(Method):
             merged = image.project(merged)
         indices, order = torch.cat([dominant, targets]).sort()
         rows = torch.cat([image.visual.index_select(0, dominant), merged])
-        return Choice(indices, embeddings=rows.index_select(0, order), scores=scores)
+        return Selection(indices, embeddings=rows.index_select(0, order), scores=scores)
 
 
 def num_contextual_tokens(budget: int) -> int:

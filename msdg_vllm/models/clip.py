@@ -13,7 +13,7 @@ from transformers import CLIPVisionConfig
 from vllm.model_executor.models.llava import _get_num_hidden_layers
 
 from msdg_vllm.core.profiles import EncoderProfile
-from msdg_vllm.engine.worker.signals import capture_signals
+from msdg_vllm.engine.worker.capture import capture_signals
 from msdg_vllm.methods import Encoder, Needs, Signals
 
 

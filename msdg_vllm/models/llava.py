@@ -20,7 +20,9 @@ from vllm.model_executor.models.llava import (
 from vllm.multimodal import MULTIMODAL_REGISTRY
 
 from msdg_vllm.engine.api.processor import PruningProcessor
-from msdg_vllm.engine.worker.model import EncodedImages, PruningModel
+from msdg_vllm.engine.layout import TileLayout
+from msdg_vllm.engine.worker.model import PruningModel
+from msdg_vllm.engine.worker.selection import EncodedImage, encoded_images
 from msdg_vllm.methods import Needs
 from msdg_vllm.models import clip
 
@@ -71,21 +73,15 @@ class PruningLlava(PruningModel, LlavaForConditionalGeneration):
 
     def encode_items(
         self, kwargs: Mapping[str, Any], modality: str, needs: Needs
-    ) -> Sequence[EncodedImages]:
+    ) -> list[list[EncodedImage]]:
+        pixels = kwargs["pixel_values"]
         with clip.capture(self.vision_tower, needs) as captured:
-            features: Any = self._image_pixels_to_features(
-                self.vision_tower, kwargs["pixel_values"]
-            )
+            features: Any = self._image_pixels_to_features(self.vision_tower, pixels)
         num_patches = features.shape[1]
         side = math.isqrt(num_patches)
+        # A checkpoint that hands the class token on has one more than a square.
+        grid = (side, side) if side * side == num_patches else (1, num_patches)
+        layouts = [TileLayout.of_one_tile((grid,))] * len(pixels)
+        signals = clip.patch_signals(captured, features, needs)
         projector: Any = self.multi_modal_projector
-        return [
-            EncodedImages(
-                signals=clip.patch_signals(captured, features, needs),
-                visual=projector(features),
-                # A checkpoint that hands the class token on has one more than a square.
-                grids=((side, side) if side * side == num_patches else (1, num_patches),),
-                pixels=kwargs["pixel_values"],
-                project=projector,
-            )
-        ]
+        return [encoded_images(signals, projector(features), layouts, pixels, projector)]

@@ -20,7 +20,10 @@ from vllm.model_executor.models.llava_next import (
 from vllm.multimodal import MULTIMODAL_REGISTRY
 
 from msdg_vllm.engine.api.processor import PruningProcessor
-from msdg_vllm.engine.worker.tiles import EncodedTiles, TiledPruningModel, TileLayout
+from msdg_vllm.engine.layout import TileLayout
+from msdg_vllm.engine.spec import PruningSpec
+from msdg_vllm.engine.worker.model import PruningModel
+from msdg_vllm.engine.worker.selection import EncodedImage, encoded_images
 from msdg_vllm.methods import Needs
 from msdg_vllm.models import clip
 
@@ -75,7 +78,7 @@ class PruningLlavaNextProcessor(PruningProcessor, LlavaNextMultiModalProcessor):
     info=LlavaNextProcessingInfo,
     dummy_inputs=LlavaDummyInputsBuilder,
 )
-class PruningLlavaNext(TiledPruningModel, LlavaNextForConditionalGeneration):
+class PruningLlavaNext(PruningModel, LlavaNextForConditionalGeneration):
     """LLaVA-NeXT that keeps the visual tokens its requests pay for."""
 
     encoder_of = staticmethod(clip.encoder_of)
@@ -84,9 +87,16 @@ class PruningLlavaNext(TiledPruningModel, LlavaNextForConditionalGeneration):
         return clip.blocks_of(self.vision_tower)
 
     def tile_layout(self, kwargs: Mapping[str, Any], index: int) -> TileLayout:
+        """The layout of an image, from what the host knows."""
         # Sizes stay on the host, so reading one waits for no device.
         height, width = kwargs["image_sizes"][index].tolist()
         return layout_of(self.config, height, width)
+
+    def num_tower_tokens(
+        self, kwargs: Mapping[str, Any], modality: str, index: int, spec: PruningSpec
+    ) -> int:
+        layout = self.tile_layout(kwargs, index)
+        return layout.num_tiles * layout.tokens_per_tile
 
     def take_items(
         self, kwargs: Mapping[str, Any], modality: str, indices: Sequence[int]
@@ -101,20 +111,12 @@ class PruningLlavaNext(TiledPruningModel, LlavaNextForConditionalGeneration):
 
     def encode_items(
         self, kwargs: Mapping[str, Any], modality: str, needs: Needs
-    ) -> Sequence[EncodedTiles]:
+    ) -> list[list[EncodedImage]]:
         tower: Any = self.vision_tower
         pixels = torch.cat(kwargs["pixel_values"])
         with clip.capture(tower, needs) as captured:
             features: Any = self._image_pixels_to_features(tower, pixels)
-        side = self.config.vision_config.image_size // self.config.vision_config.patch_size
+        layouts = [self.tile_layout(kwargs, i) for i in range(len(kwargs["pixel_values"]))]
+        signals = clip.patch_signals(captured, features, needs)
         projector: Any = self.multi_modal_projector
-        return [
-            EncodedTiles(
-                signals=clip.patch_signals(captured, features, needs),
-                visual=projector(features),
-                grids=((side, side),),
-                pixels=pixels,
-                project=projector,
-                layouts=[self.tile_layout(kwargs, i) for i in range(len(kwargs["pixel_values"]))],
-            )
-        ]
+        return [encoded_images(signals, projector(features), layouts, pixels, projector)]

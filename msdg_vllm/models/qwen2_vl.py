@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import accumulate, pairwise
 from typing import Any, ClassVar, Literal
 
@@ -28,17 +29,19 @@ from vllm.multimodal.parse import VideoProcessorItems
 from msdg_vllm.core.errors import RequestError, SettingsError
 from msdg_vllm.core.profiles import EncoderProfile
 from msdg_vllm.engine.api.processor import WITHOUT_PRUNING, PruningProcessor
+from msdg_vllm.engine.layout import TileLayout
 from msdg_vllm.engine.spec import PruningSpec, field_name
-from msdg_vllm.engine.worker.model import EncodedImages, PruningModel
+from msdg_vllm.engine.worker.capture import capture_signals
+from msdg_vllm.engine.worker.model import PruningModel
 from msdg_vllm.engine.worker.positions import (
     MediaGrid,
-    encode_positions,
     grid_positions,
     place_kept_tokens,
     prompt_positions,
     turn_on_position_hook,
+    with_positions,
 )
-from msdg_vllm.engine.worker.signals import capture_signals
+from msdg_vllm.engine.worker.selection import EncodedImage
 from msdg_vllm.methods import Encoder, Needs, Signals
 
 # Below "vllm", because vLLM configures that logger and no other.
@@ -50,7 +53,7 @@ _GRID = {"image": "image_grid_thw", "video": "video_grid_thw"}
 
 @dataclass(frozen=True, slots=True)
 class _Patches:
-    """The picture of one item, made from its patches only when someone wants to see it."""
+    """What the encoder saw of one item, put together only when someone wants to see it."""
 
     patches: torch.Tensor
     start: int
@@ -222,7 +225,7 @@ class PruningQwenVL(PruningModel):
 
     def encode_items(
         self, kwargs: Mapping[str, Any], modality: str, needs: Needs
-    ) -> Iterator[EncodedImages]:
+    ) -> Iterator[list[EncodedImage]]:
         grids = kwargs[_GRID[modality]].tolist()
         metadata = self.visual.prepare_encoder_metadata(grids)
         if needs.features:
@@ -247,15 +250,17 @@ class PruningQwenVL(PruningModel):
             shape = (frames, height // merge_size, width // merge_size)
             end = start + shape[0] * shape[1] * shape[2]
             places = slice(start, end) if order is None else order[start:end]
-            yield EncodedImages(
-                signals=self._item_signals(captured, places, needs),
-                visual=visual[start:end].unsqueeze(0),
-                columns=encode_positions(
-                    grid_positions(shape, frame_step, visual.device)
-                ).unsqueeze(0),
-                grids=(shape[1:],) * frames,
-                pixels=_Patches(kwargs[_PIXELS[modality]], start, shape, merge_size),
-            )
+            yield [
+                EncodedImage(
+                    signals=self._item_signals(captured, places, needs),
+                    visual=visual[start:end].unsqueeze(0),
+                    layout=TileLayout.of_one_tile((shape[1:],) * frames),
+                    pixels=_Patches(kwargs[_PIXELS[modality]], start, shape, merge_size),
+                    finish=partial(
+                        with_positions, grid_positions(shape, frame_step, visual.device)
+                    ),
+                )
+            ]
             start = end
 
     def _item_signals(

@@ -30,9 +30,11 @@ def record_states(model: Any) -> None:
     keep_tokens = type(model).keep_tokens
 
     def recorded(images: Any, specs: Any, *args: Any) -> Any:
-        model.recorded_states.append(
-            {layer: state[0].numpy().copy() for layer, state in images.signals.states.items()}
-        )
+        for image in images:
+            states = image.signals.states.items()
+            model.recorded_states.append(
+                {layer: state[0].numpy().copy() for layer, state in states}
+            )
         return keep_tokens(model, images, specs, *args)
 
     model.keep_tokens = recorded

@@ -1,9 +1,9 @@
-"""The worker's half: encode in micro-batches, capture, analyse, select, keep exactly B rows."""
+"""The worker's half: encode images in micro-batches, and keep exactly B rows of each."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import reduce
 from operator import or_
 from typing import Any
@@ -18,49 +18,14 @@ from msdg_vllm.core.profiles import EncoderProfile
 from msdg_vllm.engine.encoder import check_depth, profile_of
 from msdg_vllm.engine.hooks import check_vllm
 from msdg_vllm.engine.spec import PruningSpec, field_name
-from msdg_vllm.engine.worker.choosing import Wish, choose_tokens
 from msdg_vllm.engine.worker.explanations import ExplanationStore, TileExplanation, picture_of
+from msdg_vllm.engine.worker.selection import EncodedImage, select_tokens
 from msdg_vllm.engine.worker.statistics import PruningStatistics
-from msdg_vllm.methods import Choice, Encoder, ImageBatch, Needs, Signals, method_named
+from msdg_vllm.methods import Encoder, Needs, Selection, method_named
 from msdg_vllm.settings import Settings
 
 # Below "vllm", because vLLM configures that logger and no other.
 logger = init_logger(f"vllm.{__name__}")
-
-
-@dataclass(slots=True)
-class EncodedImages:
-    """Images of one size, encoded together.
-
-    Attributes:
-        signals: What the encoder gave, `(images, N * patches_per_token, ..)`.
-        visual: Projected tokens, `(images, N, D)`.
-        grids: Rows and columns of the grids that the N tokens form, one after the other; empty
-            when they form none.
-        columns: What each kept token carries behind its embedding to the model runner,
-            `(images, N, C)`; None carries nothing.
-        pixels: What the encoder saw, `(images, 3, H, W)`, for explanations; or an object that
-            makes an image's `(3, H, W)` when it is indexed.
-        project: The projector, for methods that merge in front of it; None when it cannot take
-            single patches.
-    """
-
-    signals: Signals
-    visual: torch.Tensor
-    grids: Sequence[tuple[int, int]] = ()
-    columns: torch.Tensor | None = None
-    pixels: Any = None
-    project: Callable[[torch.Tensor], torch.Tensor] | None = None
-
-    @property
-    def grid(self) -> tuple[int, int] | None:
-        """Rows and columns of all tokens, the grids one below the other; None without grids."""
-        return (sum(rows for rows, _ in self.grids), self.grids[0][1]) if self.grids else None
-
-    def pop_signals(self) -> Signals:
-        """Hand the signals over: whoever takes them decides how long the states live."""
-        signals, self.signals = self.signals, Signals()
-        return signals
 
 
 class PruningModel:
@@ -125,8 +90,11 @@ class PruningModel:
 
     def encode_items(
         self, kwargs: Mapping[str, Any], modality: str, needs: Needs
-    ) -> Iterable[EncodedImages]:
-        """Encode and project items, in order, with the signals that `needs` names."""
+    ) -> Iterable[Sequence[EncodedImage]]:
+        """Encode and project items, in order, with the signals that `needs` names.
+
+        Images that come together are analysed together.
+        """
         raise NotImplementedError
 
     def embed_multimodal(self, **kwargs: Any) -> Any:
@@ -153,16 +121,17 @@ class PruningModel:
             for index, spec in enumerate(specs)
         ]
         for batch in self._micro_batches(num_tokens):
-            chosen = self._embed_micro_batch(
+            kept = self._embed_micro_batch(
                 self.take_items(kwargs, modality, batch),
                 modality,
                 [specs[index] for index in batch],
             )
-            embeddings.update(zip(batch, chosen, strict=True))
+            embeddings.update(zip(batch, kept, strict=True))
         return [embeddings[index] for index in range(len(specs))]
 
     def _needs(self, spec: PruningSpec) -> Needs:
-        return method_named(spec.method).needs(self.encoder)
+        needs = method_named(spec.method).needs(self.encoder)
+        return replace(needs, query=needs.query and bool(spec.query_ids))
 
     def _weight(self, spec: PruningSpec) -> int:
         """How many times the states that were profiled a method holds, rounded up."""
@@ -190,86 +159,66 @@ class PruningModel:
         needs = reduce(or_, map(self._needs, specs))
         kept: list[torch.Tensor] = []
         for images in self.encode_items(kwargs, modality, needs):
-            start = len(kept)
-            with self.statistics.measure_selection(images.visual.device):
-                kept += self.keep_tokens(images, specs[start:], queries[start:])
+            here = slice(len(kept), len(kept) + len(images))
+            with self.statistics.measure_selection(images[0].visual.device):
+                kept += self.keep_tokens(images, specs[here], queries[here])
         self.statistics.count_encoder_run(len(specs))
         return kept
 
     def keep_tokens(
         self,
-        images: EncodedImages,
+        images: Sequence[EncodedImage],
         specs: Sequence[PruningSpec],
-        queries: Sequence[torch.Tensor],
+        queries: Sequence[torch.Tensor | None],
     ) -> list[torch.Tensor]:
-        """Exactly `spec.budget` embeddings of each image; `specs` may go on behind the images."""
-        num_images = len(images.visual)
-        wishes = [
-            Wish(spec.method, spec.budget, spec.query_ids, query)
-            for spec, query in zip(specs[:num_images], queries[:num_images], strict=True)
+        """Exactly `spec.budget` embeddings of each image."""
+        selections = select_tokens(images, specs, queries, self.encoder)
+        for image, spec, selection in zip(images, specs, selections, strict=True):
+            if spec.explanation:
+                self._explain(image, spec, selection)
+        return [
+            image.rows_of(selection) for image, selection in zip(images, selections, strict=True)
         ]
-        choices = choose_tokens(
-            ImageBatch(
-                signals=images.pop_signals(),
-                visual=images.visual,
-                encoder=self.encoder,
-                grids=[images.grids] * num_images,
-                seeds=[spec.seed for spec in specs[:num_images]],
-                places=[None] * num_images,
-                project=images.project,
-            ),
-            wishes,
-        )
-        kept = []
-        for row, choice in enumerate(choices):
-            if specs[row].explanation and images.grid is not None:
-                self.explain(
-                    specs[row],
-                    images.grid,
-                    choice,
-                    None if images.pixels is None else images.pixels[row],
-                )
-            embeddings = choice.embeddings
-            if embeddings is None:
-                embeddings = images.visual[row][choice.indices]
-            if images.columns is not None:
-                columns = images.columns[row][choice.indices].to(embeddings.dtype)
-                embeddings = torch.cat([embeddings, columns], dim=-1)
-            kept.append(embeddings)
-        return kept
 
-    def explain(
-        self,
-        spec: PruningSpec,
-        grid: tuple[int, int],
-        choice: Choice,
-        pixels: torch.Tensor | None,
-        tile: int = 0,
-    ) -> None:
-        """Keep what was decided about an image, or a tile of it, for whoever asks."""
-        picture = None if pixels is None else picture_of(pixels, *self.pixel_statistics)
-        self.explanations.keep(
-            spec.explanation,
-            TileExplanation(
-                item=spec.item,
-                tile=tile,
-                grid=grid,
-                kept=choice.indices,
-                groups=choice.groups,
-                sinks=choice.sinks,
-                scores=choice.scores,
-                picture=picture,
-            ),
-        )
+    def _explain(self, image: EncodedImage, spec: PruningSpec, selection: Selection) -> None:
+        """Keep what was selected from an image, tile by tile, for whoever asks."""
+        layout = image.layout
+        shape = (layout.num_tiles, layout.tokens_per_tile)
+        places = torch.zeros(shape, dtype=torch.bool, device=selection.indices.device)
+        kept = places.view(-1).scatter(0, selection.indices, True).view(shape)
 
-    def _embed_queries(self, specs: Sequence[PruningSpec]) -> Sequence[torch.Tensor]:
-        """Embeddings of each item's query tokens, `(Q, D)` each, with one look-up for all."""
+        def of_tile(values: torch.Tensor | None, tile: int) -> torch.Tensor | None:
+            return None if values is None else values.view(shape)[tile]
+
+        for tile in range(layout.num_tiles):
+            self.explanations.keep(
+                spec.explanation,
+                TileExplanation(
+                    item=spec.item,
+                    tile=tile,
+                    grid=layout.tile_grid,
+                    kept=kept[tile],
+                    groups=of_tile(selection.groups, tile),
+                    sinks=of_tile(selection.sinks, tile),
+                    scores=of_tile(selection.scores, tile),
+                    picture=None
+                    if image.pixels is None
+                    else picture_of(image.pixels[tile], *self.pixel_statistics),
+                ),
+            )
+
+    def _embed_queries(self, specs: Sequence[PruningSpec]) -> list[torch.Tensor | None]:
+        """Embeddings of each item's query tokens, `(Q, D)`, with one look-up for all.
+
+        None for an item without a query; items with the same query share the tensor.
+        """
+        queries = list(dict.fromkeys(spec.query_ids for spec in specs if spec.query_ids))
         language_model = self.get_language_model()  # type: ignore[attr-defined]
         token_ids = async_tensor_h2d(
-            [token_id for spec in specs for token_id in spec.query_ids],
+            [token_id for query in queries for token_id in query],
             device=next(language_model.parameters()).device,
             dtype=torch.int64,
         )
         embedded = language_model.embed_input_ids(token_ids)
-        queries: Sequence[torch.Tensor] = embedded.split([len(spec.query_ids) for spec in specs])
-        return queries
+        by_ids = dict(zip(queries, embedded.split(list(map(len, queries))), strict=True))
+        return [by_ids.get(spec.query_ids) for spec in specs]

@@ -82,6 +82,14 @@ def encode_positions(positions: torch.Tensor) -> torch.Tensor:
     return digits.flatten(-2)
 
 
+def with_positions(
+    positions: torch.Tensor, tokens: torch.Tensor, kept: torch.Tensor
+) -> torch.Tensor:
+    """Kept tokens `(B, D)` with columns behind them that say where they stood, `(B,)`."""
+    columns = encode_positions(positions[kept]).to(tokens.dtype)
+    return torch.cat([tokens, columns], dim=-1)
+
+
 def decode_positions(columns: torch.Tensor) -> torch.Tensor:
     """The positions that `encode_positions` was given, in int64 whatever dtype carried them."""
     digits = columns.long().unflatten(-1, (_NUM_DIGITS, 3))

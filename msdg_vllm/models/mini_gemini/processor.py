@@ -16,7 +16,7 @@ from vllm.multimodal.processing import (
 )
 
 from msdg_vllm.engine.api.processor import PruningProcessor
-from msdg_vllm.engine.worker.tiles import TileLayout
+from msdg_vllm.engine.layout import TileLayout
 from msdg_vllm.models import clip
 from msdg_vllm.models.mini_gemini.config import MGMConfig
 from msdg_vllm.models.mini_gemini.images import MiniGeminiImages

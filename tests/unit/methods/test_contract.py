@@ -11,7 +11,7 @@ from torch import Tensor
 
 from benchmarks.selection.peak_memory import PeakMemory
 from msdg_vllm.core.errors import ShapeError
-from msdg_vllm.methods import METHODS, Choice, Image, ImageBatch, method_named, top_tokens
+from msdg_vllm.methods import METHODS, Image, Question, Selection, method_named, top_tokens
 from tests.unit.core.waiting import NoWaiting
 from tests.unit.methods.cases import KINDS, make_image
 
@@ -34,26 +34,12 @@ def fed(name: str, image: Image) -> Image:
     return replace(image, encoder=replace(image.encoder, has_class_token=True))
 
 
-def as_batch(image: Image, orders: Sequence[Tensor]) -> ImageBatch:
-    """One row per order of the image's tokens."""
-    patches = image.encoder.patches_per_token
-
-    def by_patch(tensor: Tensor) -> Tensor:
-        tokens = tensor.unflatten(0, (-1, patches))
-        return torch.stack([tokens[order].flatten(0, 1) for order in orders])
-
-    return ImageBatch(
-        signals=image.signals.map(by_patch),
-        visual=torch.stack([image.visual[order] for order in orders]),
-        encoder=image.encoder,
-        grids=[image.grids] * len(orders),
-        seeds=[image.seed] * len(orders),
-        places=[None] * len(orders),
-        project=image.project,
-    )
+def in_orders(image: Image, orders: Sequence[Tensor]) -> list[Image]:
+    """One image per order of the tokens."""
+    return [replace(image, places=order).without_padding() for order in orders]
 
 
-def assert_same(ours: Choice, other: Choice) -> None:
+def assert_same(ours: Selection, other: Selection) -> None:
     assert torch.equal(ours.indices, other.indices)
     assert (ours.embeddings is None) == (other.embeddings is None)
     if ours.embeddings is not None and other.embeddings is not None:
@@ -68,14 +54,14 @@ def test_exactly_the_budget_is_kept_in_original_order(
 ) -> None:
     image = fed(name, image)
     budget = data.draw(st.integers(1, image.num_tokens))
-    choice = method_named(name).select(image, budget)
-    kept = choice.indices.tolist()
+    selection = method_named(name).select(image, budget)
+    kept = selection.indices.tolist()
     assert kept == sorted(set(kept))
     assert len(kept) == budget
     assert set(kept) <= set(range(image.num_tokens))
-    if choice.embeddings is not None:
-        assert choice.embeddings.shape == (budget, image.visual.shape[-1])
-    assert_same(method_named(name).select(image, budget), choice)
+    if selection.embeddings is not None:
+        assert selection.embeddings.shape == (budget, image.visual.shape[-1])
+    assert_same(method_named(name).select(image, budget), selection)
 
 
 @EVERY_METHOD
@@ -88,11 +74,12 @@ def test_a_row_is_the_same_alone_and_in_a_batch(
     count = image.num_tokens
     budget = data.draw(st.integers(1, count))
     orders = [torch.randperm(count, generator=torch.Generator().manual_seed(n)) for n in range(3)]
-    together = method.analyze(as_batch(image, orders))
-    choices = together.choose([0, 1, 2], image.query, budget)
-    for row, order in enumerate(orders):
-        alone = method.analyze(as_batch(image, [order]))
-        assert_same(alone.choose([0], image.query, budget)[0], choices[row])
+    images = in_orders(image, orders)
+    question = Question(budget, image.query)
+    together = method.select_all(method.analyze(images), [question] * 3)
+    for row, selection in zip(images, together, strict=True):
+        (alone,) = method.select_all(method.analyze([row]), [question])
+        assert_same(alone, selection)
 
 
 @pytest.mark.parametrize("name", [name for name in METHODS if name != "random"])

@@ -11,14 +11,13 @@ import pytest
 import torch
 
 from msdg_vllm.core.profiles import EncoderProfile
-from msdg_vllm.engine.worker.choosing import Wish, choose_tokens
 from msdg_vllm.methods import (
     METHODS,
     Encoder,
     Image,
-    ImageBatch,
     Method,
     Needs,
+    Question,
     Signals,
     method_named,
     top_tokens,
@@ -45,38 +44,40 @@ ROWS, COLUMNS, WIDTH = 5, 6, 16
 NUM_TOKENS = ROWS * COLUMNS
 
 
-def batch_for(
-    needs: Needs,
-    encoder: Encoder,
-    num_rows: int = 3,
-    places: list[torch.Tensor | None] | None = None,
-) -> ImageBatch:
-    """Random images with everything that `needs` names."""
+def images_for(
+    needs: Needs, encoder: Encoder, num_images: int = 3, places: torch.Tensor | None = None
+) -> list[Image]:
+    """Random images with everything that `needs` names; the first may have padding."""
     generator = torch.Generator().manual_seed(7)
     patches = NUM_TOKENS * encoder.patches_per_token
 
     def random(*shape: int) -> torch.Tensor:
-        return torch.randn(num_rows, *shape, generator=generator)
+        return torch.randn(*shape, generator=generator)
 
-    projection = random(WIDTH, WIDTH)[0]
-    return ImageBatch(
-        signals=Signals(
-            states={layer: random(patches, WIDTH) for layer in needs.states},
-            features=random(patches, WIDTH) if needs.features else None,
-            class_attention={n: random(patches).softmax(-1) for n in needs.class_attention},
-            received_attention={n: random(patches).softmax(-1) for n in needs.received_attention},
-            keys={n: random(patches, 8) for n in needs.keys},
-            mlp_updates={n: random(patches).abs() for n in needs.mlp_updates},
-        ),
-        visual=random(NUM_TOKENS, WIDTH),
-        encoder=encoder,
-        grids=[((ROWS, COLUMNS),)] * num_rows,
-        seeds=[11, 12, 13][:num_rows],
-        places=places or [None] * num_rows,
-        project=(lambda features: features @ projection)
-        if encoder.patches_per_token == 1
-        else None,
-    )
+    projection = random(WIDTH, WIDTH)
+    return [
+        Image(
+            signals=Signals(
+                states={layer: random(patches, WIDTH) for layer in needs.states},
+                features=random(patches, WIDTH) if needs.features else None,
+                class_attention={n: random(patches).softmax(-1) for n in needs.class_attention},
+                received_attention={
+                    n: random(patches).softmax(-1) for n in needs.received_attention
+                },
+                keys={n: random(patches, 8) for n in needs.keys},
+                mlp_updates={n: random(patches).abs() for n in needs.mlp_updates},
+            ),
+            visual=random(NUM_TOKENS, WIDTH),
+            encoder=encoder,
+            grids=((ROWS, COLUMNS),),
+            seed=11 + number,
+            project=(lambda features: features @ projection)
+            if encoder.patches_per_token == 1
+            else None,
+            places=None if number else places,
+        )
+        for number in range(num_images)
+    ]
 
 
 def fitting() -> list[tuple[str, Encoder]]:
@@ -93,42 +94,30 @@ def test_padding_is_as_if_it_were_not_there(name: str, encoder: Encoder) -> None
     method = method_named(name)
     needs = method.needs(encoder)
     real = torch.arange(COLUMNS, NUM_TOKENS - COLUMNS)  # all rows but the first and the last
-    padded = replace(
-        batch_for(needs, encoder, places=[real, None, None]),
-        grids=[((ROWS - 2, COLUMNS),), ((ROWS, COLUMNS),), ((ROWS, COLUMNS),)],
-    )
+    images = images_for(needs, encoder, places=real)
+    images[0] = replace(images[0], grids=((ROWS - 2, COLUMNS),))
     query = torch.randn(3, WIDTH)
-    (choice,) = method.analyze(padded).choose([0], query, 9)
-    image = padded.image(0, query)
+    selection, *_ = method.select_all(method.analyze(images), [Question(9, query)] * 3)
+    image = replace(images[0].without_padding(), query=query)
     assert image.num_tokens == len(real)
     expected = method.select(image, 9)
-    assert choice.indices.tolist() == real[expected.indices].tolist()
-    if choice.scores is not None and expected.scores is not None:
-        torch.testing.assert_close(choice.scores[real], expected.scores)
+    assert selection.indices.tolist() == real[expected.indices].tolist()
+    if selection.scores is not None and expected.scores is not None:
+        torch.testing.assert_close(selection.scores[real], expected.scores)
 
 
-def test_rows_of_one_batch_choose_by_their_own_methods() -> None:
-    needs = [method_named(name).needs(CLIP) for name in ("msdg", "random")]
-    batch = batch_for(needs[0] | needs[1], CLIP)
-    query, none = torch.randn(3, WIDTH), torch.zeros(0, WIDTH)
-    wishes = [
-        Wish("msdg", 9, (1, 2, 3), query),
-        Wish("random", 5, (), none),
-        Wish("msdg", 4, (), none),
-    ]
-    choices = choose_tokens(batch, wishes)
-    for row, (choice, wish) in enumerate(zip(choices, wishes, strict=True)):
-        image = batch.image(row, wish.query if wish.query_ids else None)
-        expected = method_named(wish.method).select(image, wish.budget)
-        assert torch.equal(choice.indices, expected.indices)
-
-
-def test_a_row_without_real_tokens_keeps_none() -> None:
-    batch = batch_for(Needs(seed=True), CLIP, num_rows=2)
-    none = torch.zeros(0, WIDTH)
-    first, second = choose_tokens(batch, [Wish("random", 3, (), none), Wish("random", 0, (), none)])
-    assert len(first.indices) == 3
-    assert second.indices.tolist() == []
+@pytest.mark.parametrize(("name", "encoder"), fitting())
+def test_images_of_one_call_have_their_own_questions_and_budgets(
+    name: str, encoder: Encoder
+) -> None:
+    method = method_named(name)
+    images = images_for(method.needs(encoder), encoder)
+    query = torch.randn(3, WIDTH)
+    questions = [Question(9, query), Question(5), Question(9, torch.randn(7, WIDTH))]
+    selections = method.select_all(method.analyze(images), questions)
+    for image, question, selection in zip(images, questions, selections, strict=True):
+        expected = method.select(replace(image, query=question.query), question.budget)
+        assert torch.equal(selection.indices, expected.indices)
 
 
 def test_random_depends_on_the_content_and_draws_evenly() -> None:

@@ -1,4 +1,7 @@
-"""Signals captured beside a fused attention equal what whole attention maps say."""
+"""Captured states are the named ones; signals equal what whole attention maps say.
+
+The encoder is left as it was found.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from msdg_vllm.engine.worker import attention
-from msdg_vllm.engine.worker.signals import capture_signals
+from msdg_vllm.engine.worker.capture import capture_signals, capture_states
 from msdg_vllm.methods import Needs
 
 HEADS, WIDTH = 3, 4
@@ -141,3 +144,45 @@ def test_the_encoder_runs_as_without_capture_and_is_left_as_it_was(blocks: nn.Mo
         captured = run(blocks, hidden)
     assert all("forward" not in vars(module) for module in blocks.modules())
     assert torch.equal(captured[-1], run(blocks, hidden)[-1])
+
+
+class AddingBlock(nn.Module):
+    def __init__(self, amount: float) -> None:
+        super().__init__()
+        self.amount = amount
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        return hidden + self.amount
+
+
+def run_adding(blocks: nn.ModuleList, hidden: torch.Tensor) -> torch.Tensor:
+    for block in blocks:
+        hidden = block(hidden)
+    return hidden
+
+
+def test_state_is_what_enters_a_layer_and_the_last_is_the_output() -> None:
+    blocks = nn.ModuleList(AddingBlock(10.0**power) for power in range(4))
+    with capture_states(blocks, (0, 2, 4)) as states:
+        output = run_adding(blocks, torch.zeros(1))
+    assert {layer: state.item() for layer, state in states.items()} == {0: 0, 2: 11, 4: 1111}
+    assert output.item() == 1111
+
+
+def test_blocks_are_themselves_again_even_after_an_error() -> None:
+    blocks = nn.ModuleList([AddingBlock(1.0), AddingBlock(2.0)])
+    with pytest.raises(RuntimeError, match="broken"), capture_states(blocks, (0, 1, 2)):
+        raise RuntimeError("broken")
+    assert all("forward" not in vars(block) for block in blocks)
+    assert run_adding(blocks, torch.zeros(1)).item() == 3
+
+
+def test_copied_states_survive_a_block_that_writes_to_its_input() -> None:
+    class InPlace(AddingBlock):
+        def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+            return hidden.add_(self.amount)
+
+    blocks = nn.ModuleList([InPlace(1.0), InPlace(2.0)])
+    with capture_states(blocks, (0, 1, 2), copy=True) as states:
+        run_adding(blocks, torch.zeros(1))
+    assert [states[layer].item() for layer in range(3)] == [0, 1, 3]
