@@ -15,8 +15,8 @@ from msdg_vllm.methods.needs import Encoder, Needs
 from msdg_vllm.methods.similarity import UnitTokens
 
 _RELEVANCE_EPSILON = 1e-6
-# What float32 may get wrong: a smaller spread of relevance is none, and a token of which less is
-# left than this lies in the span of those chosen (it is less than 0.2 degrees away from it).
+# What float32 tokens may get wrong: a smaller spread of relevance is none, and a token of which
+# less is left than this lies in the span of those chosen (less than 0.2 degrees away from it).
 _SPREAD_RESOLUTION = 2.0**-20
 _RESIDUAL_RESOLUTION = 2.0**-17
 
@@ -36,8 +36,21 @@ class CDPruner(Method):
         tokens = UnitTokens.of(image.visual)
         relevance = _relative_relevance(tokens, image.query)
         scores = torch.where(tokens.finite, relevance, torch.nan)
-        chosen = _greedy_map(tokens, relevance, budget)
+        chosen = _greedy_map(_exact(image.visual, tokens.finite), relevance, budget)
         return Selection(top_tokens(scores, budget, first=chosen), scores=relevance)
+
+
+def _exact(visual: Tensor, finite: Tensor) -> UnitTokens:
+    """The tokens at unit length in float64.
+
+    When the budget comes near the width of the tokens, what the chosen ones leave of the others
+    is so little that the rounding of float32 would decide between them.
+    """
+    tokens = fill_up(visual.double(), round_up(len(visual), TILE))
+    norms = row_norms(tokens)
+    units = unit(tokens, norms)
+    units[: len(finite)].masked_fill_(~finite.unsqueeze(-1), 0.0)
+    return UnitTokens(units, finite)
 
 
 def _greedy_map(tokens: UnitTokens, relevance: Tensor, budget: int) -> Tensor:
@@ -47,6 +60,7 @@ def _greedy_map(tokens: UnitTokens, relevance: Tensor, budget: int) -> Tensor:
     # gain of a token is r^2 times what the chosen ones leave of it. So a small r costs no digits.
     rows = tokens.units.new_zeros(tokens.units.shape[0], round_up(num_steps, TILE))  # (N', B')
     pairs = tokens.pairs()
+    relevance = relevance.double()
     residual = torch.ones_like(relevance)
     chosen = torch.zeros_like(tokens.finite)
     for step in range(num_steps):

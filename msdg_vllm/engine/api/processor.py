@@ -5,10 +5,9 @@ Everything the scheduler must know is decided here, before the encoder has run.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -26,6 +25,7 @@ from vllm.multimodal.processing import BaseMultiModalProcessor, PromptUpdate
 from msdg_vllm.core import num_kept_tokens
 from msdg_vllm.core.errors import RequestError, SettingsError
 from msdg_vllm.core.profiles import EncoderProfile
+from msdg_vllm.engine.api.content import content_number
 from msdg_vllm.engine.api.queries import LazyTurns, TurnMarkers
 from msdg_vllm.engine.encoder import check_depth, profile_of
 from msdg_vllm.engine.spec import UNPRUNED, PruningSpec, field_name
@@ -57,6 +57,7 @@ class PruningProcessor(BaseMultiModalProcessor[Any]):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.settings = Settings.from_environment()
+        self._turn_markers: dict[str, TurnMarkers] = {}
         # An encoder without a profile must stop the start, not the first pruned request.
         name, profile = profile_of(self.info.ctx.model_config, self.settings)
         self.encoder = self.encoder_of(self.info.ctx.model_config.hf_config, profile)
@@ -135,9 +136,7 @@ class PruningProcessor(BaseMultiModalProcessor[Any]):
             if modality in self.modalities
         }
         if method_named(method).needs(self.encoder).seed:
-            specs = _seeded(
-                specs, self._get_mm_hashes(replace(inputs, hf_processor_mm_kwargs=kwargs))
-            )
+            specs = _seeded(specs, inputs.mm_data_items)
         if request.explanation:
             specs = _numbered(specs)
         kwargs[SPECS] = specs
@@ -160,16 +159,24 @@ class PruningProcessor(BaseMultiModalProcessor[Any]):
             inputs, hf_processor_mm_kwargs={**inputs.hf_processor_mm_kwargs, _PROFILING: True}
         )
 
-    @cached_property
-    def _turn_markers(self) -> TurnMarkers:
+    def turn_markers(self, chat_template: str | None = None) -> TurnMarkers:
+        """What a chat template, by default the model's own, puts around what users write."""
         tokenizer = self.info.get_tokenizer()
-        template = getattr(tokenizer, "chat_template", None) or getattr(
-            self.info.get_hf_processor(), "chat_template", None
+        template = (
+            chat_template
+            or getattr(tokenizer, "chat_template", None)
+            or getattr(self.info.get_hf_processor(), "chat_template", None)
         )
-        return TurnMarkers.of_template(tokenizer, template if isinstance(template, str) else None)
+        if not isinstance(template, str):
+            return TurnMarkers()
+        if template not in self._turn_markers:
+            self._turn_markers[template] = TurnMarkers.of_template(
+                tokenizer, template, self.placeholder_ids()
+            )
+        return self._turn_markers[template]
 
     def _turns_of_prompt(self, prompt: Sequence[int]) -> Turns:
-        return self._turn_markers.turns_of_prompt(
+        return self.turn_markers().turns_of_prompt(
             prompt, self.info.get_tokenizer(), self.placeholder_ids()
         )
 
@@ -310,16 +317,12 @@ class _Shortened:
         return content[:1] * budget if budget else content
 
 
-def _seeded(specs: Specs, hashes: Mapping[str, Sequence[str]]) -> dict[str, list[PruningSpec]]:
+def _seeded(specs: Specs, items: Any) -> dict[str, list[PruningSpec]]:
     """Give the pruned items numbers that identify their content."""
-
-    def seed(content: str) -> int:
-        return int.from_bytes(hashlib.sha256(content.encode()).digest()[:8]) >> 1
-
     return {
         modality: [
-            replace(spec, seed=seed(content)) if spec.budget else spec
-            for spec, content in zip(modality_specs, hashes[modality], strict=True)
+            replace(spec, seed=content_number(items[modality].get(index))) if spec.budget else spec
+            for index, spec in enumerate(modality_specs)
         ]
         for modality, modality_specs in specs.items()
     }

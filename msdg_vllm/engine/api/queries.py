@@ -6,7 +6,7 @@ no system text, no special tokens, no placeholders.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any
@@ -34,14 +34,26 @@ class LazyTurns:
         return self._turns.query(mode, modality, index)
 
 
-def turns_of_messages(messages: Iterable[Mapping[str, Any]]) -> Turns:
+@dataclass(frozen=True, slots=True)
+class Joints:
+    """What a prompt has between the text parts of one message, with and without an image there.
+
+    The defaults are vLLM's, for chat templates that take a message as one string.
+    """
+
+    plain: str = "\n"
+    image: str = "\n"
+
+
+def turns_of_messages(messages: Iterable[Mapping[str, Any]], joints: Joints | None = None) -> Turns:
     """Read the turns of a chat in OpenAI's message format."""
+    joints = joints or Joints()
     last = ""
     items: dict[str, list[ItemTurn]] = {}
     for message in messages:
         content = message.get("content")
         parts: list[Any] = [content] if isinstance(content, str) else list(content or ())
-        text = "\n".join(text for part in parts if (text := _text_of(part))).strip()
+        text = _joined(parts, joints)
         is_user = message.get("role") == "user"
         if is_user and text:
             last = text
@@ -51,6 +63,18 @@ def turns_of_messages(messages: Iterable[Mapping[str, Any]]) -> Turns:
                     ItemTurn(text if is_user else "", part.get("retention"))
                 )
     return Turns(last, items)
+
+
+def _joined(parts: Iterable[Any], joints: Joints) -> str:
+    """The text of a message as the prompt has it: nothing between parts but what is put there."""
+    joined, joint = "", joints.plain
+    for part in parts:
+        if text := _text_of(part):
+            joined += (joint if joined else "") + text
+            joint = joints.plain
+        elif _modality_of(part) is not None:
+            joint = joints.image
+    return joined.strip()
 
 
 def _text_of(part: object) -> str:
@@ -72,44 +96,82 @@ def _modality_of(part: object) -> str | None:
     return None
 
 
+_FIRST, _ANSWER, _SECOND = (f"\u0001{word}\u0001" for word in ("first", "answer", "second"))
+
+
 @dataclass(frozen=True, slots=True)
 class TurnMarkers:
-    """The texts a chat template puts around what the user wrote; empty where it has none."""
+    """The texts a chat template puts around and between what the user wrote.
+
+    Empty where it has none.
+    """
 
     user_start: str = ""
     user_end: str = ""
+    joints: Joints = Joints()
 
     @classmethod
-    def of_template(cls, tokenizer: Any, chat_template: str | None) -> TurnMarkers:
-        """Learn the markers by rendering the chat template once."""
+    def of_template(
+        cls, tokenizer: Any, chat_template: str | None, placeholders: Collection[int] = ()
+    ) -> TurnMarkers:
+        """Learn the markers by rendering the chat template.
+
+        Args:
+            tokenizer: The tokenizer that renders it.
+            chat_template: The template; None has no markers.
+            placeholders: Token ids of images and videos.
+        """
         if not chat_template:
             return cls()
-        first, answer, second = "\u0001first\u0001", "\u0001answer\u0001", "\u0001second\u0001"
-        for wrap in (lambda text: text, lambda text: [{"type": "text", "text": text}]):
-            chat = [
-                {"role": "user", "content": wrap(first)},
-                {"role": "assistant", "content": wrap(answer)},
-                {"role": "user", "content": wrap(second)},
-            ]
+
+        def render(*chat: Any, **options: Any) -> str:
+            roles = ("user", "assistant", "user")
             try:
                 rendered = tokenizer.apply_chat_template(
-                    chat,
+                    [{"role": r, "content": c} for r, c in zip(roles, chat, strict=False)],
                     chat_template=chat_template,
                     tokenize=False,
-                    add_generation_prompt=True,
+                    **options,
                 )
             except Exception:
                 # A template may refuse a content format in any way it likes.
+                return ""
+            return str(rendered)
+
+        def between(left: str, right: str, rendered: str) -> str | None:
+            if rendered.count(left) != 1 or rendered.count(right) != 1:
+                return None
+            return rendered.partition(left)[2].partition(right)[0]
+
+        def joint(*parts: Any) -> str | None:
+            found = between(_FIRST, _SECOND, render([*parts], add_generation_prompt=True))
+            return None if found is None else _without_special(found, tokenizer, placeholders)
+
+        texts = [{"type": "text", "text": text} for text in (_FIRST, _SECOND)]
+        plain = joint(*texts)
+        image = joint(texts[0], {"type": "image"}, texts[1])
+        joints = Joints() if plain is None else Joints(plain, plain if image is None else image)
+        for wrap in (lambda text: text, lambda text: [{"type": "text", "text": text}]):
+            first, answer, second = (wrap(text) for text in (_FIRST, _ANSWER, _SECOND))
+            rendered = render(first, answer, second, add_generation_prompt=True)
+            middle = between(_FIRST, _ANSWER, rendered)
+            start = between(_ANSWER, _SECOND, rendered)
+            if middle is None or start is None:
                 continue
-            if rendered.count(first) == rendered.count(answer) == rendered.count(second) == 1:
-                head, rest = rendered.split(first)
-                middle, rest = rest.split(answer)
-                between, tail = rest.split(second)
-                return cls(
-                    user_start=_common_suffix(head, between).strip(),
-                    user_end=_common_prefix(middle, tail).strip(),
-                )
-        return cls()
+            # An answer ends as it does at the end of a chat; what comes then opens the next turn.
+            answer_end = render(first, answer).partition(_ANSWER)[2]
+            start = start.removeprefix(answer_end)
+            for special in (tokenizer.eos_token, tokenizer.bos_token):
+                start = start.removeprefix(special or "")
+            head, tail = rendered.partition(_FIRST)[0], rendered.partition(_SECOND)[2]
+            end = _common_prefix(middle, tail)
+            return cls(
+                user_start=(_common_suffix(head, start) or start).strip(),
+                # What ends an answer too ends a turn by itself, whoever speaks next.
+                user_end=(_common_prefix(end, answer_end).strip() or end.strip()),
+                joints=joints,
+            )
+        return cls(joints=joints)
 
     def turns_of_prompt(
         self,
@@ -140,8 +202,8 @@ class TurnMarkers:
         for modality, position in found:
             turn = self._turn_around(text, position, tokenizer)
             items.setdefault(modality, []).append(ItemTurn(turn))
-        last_end = text.rfind(self.user_end) if self.user_end else len(text)
-        last = self._turn_around(text, last_end if last_end >= 0 else len(text), tokenizer)
+        start = text.rfind(self.user_start) if self.user_start else 0
+        last = self._turn_around(text, max(start, 0) + len(self.user_start), tokenizer)
         return Turns(last, items)
 
     def _turn_around(self, text: str, position: int, tokenizer: Any) -> str:
@@ -152,6 +214,14 @@ class TurnMarkers:
         for special in tokenizer.all_special_tokens:
             turn = turn.replace(special, "")
         return turn.strip()
+
+
+def _without_special(text: str, tokenizer: Any, placeholders: Collection[int]) -> str:
+    """What is left of a text when the tokens of images, and those around them, are taken out."""
+    hidden = {*placeholders, *tokenizer.all_special_ids}
+    token_ids = tokenizer.encode(text, add_special_tokens=False)
+    kept = [token_id for token_id in token_ids if token_id not in hidden]
+    return text if kept == token_ids else str(tokenizer.decode(kept))
 
 
 def _common_prefix(left: str, right: str) -> str:

@@ -49,11 +49,24 @@ class PruningRenderer(HfRenderer):
     def render_messages(self, messages: Any, params: Any) -> Any:
         check_parts(messages, "messages")  # over HTTP this was done where the body came in
         conversation, prompt = super().render_messages(messages, params)
-        return conversation, _with_request(prompt, messages, params)
+        return conversation, self._with_request(prompt, messages, conversation, params)
 
     async def render_messages_async(self, messages: Any, params: Any) -> Any:
         conversation, prompt = await super().render_messages_async(messages, params)
-        return conversation, _with_request(prompt, messages, params)
+        return conversation, self._with_request(prompt, messages, conversation, params)
+
+    def _with_request(self, prompt: Any, messages: Any, conversation: Any, params: Any) -> Any:
+        """Put what a chat asks of pruning, its turns included, on the prompt as one value."""
+        if prompt.get("multi_modal_data"):
+            request = PruningRequest.take_from(dict(params.mm_processor_kwargs or {}))
+            joints = None
+            # Else vLLM itself has joined the parts of each message to one string.
+            if isinstance(self.mm_processor, PruningProcessor) and any(
+                isinstance(message.get("content"), list) for message in conversation
+            ):
+                joints = self.mm_processor.turn_markers(params.chat_template).joints
+            prompt[_REQUEST] = replace(request, turns=turns_of_messages(messages, joints))
+        return prompt
 
     def _apply_prompt_extras(
         self, prompts: Sequence[Any], prompt_extras: dict[str, Any] | None
@@ -88,11 +101,3 @@ class PruningRenderer(HfRenderer):
                 parameter=name,
             )
         return super()._process_multimodal(prompt, mm_data, mm_uuids, own, *args, **kwargs)
-
-
-def _with_request(prompt: Any, messages: Any, params: Any) -> Any:
-    """Put what a chat asks of pruning, its turns included, on the prompt as one value."""
-    if prompt.get("multi_modal_data"):
-        request = PruningRequest.take_from(dict(params.mm_processor_kwargs or {}))
-        prompt[_REQUEST] = replace(request, turns=turns_of_messages(messages))
-    return prompt

@@ -145,3 +145,19 @@ def test_first_and_last_tokens_stand_before_and_behind_all_scores() -> None:
 def test_a_budget_beyond_the_tokens_is_refused(budget: int) -> None:
     with pytest.raises(ShapeError, match="budget must be an integer from 1 to 6, got"):
         top_tokens(torch.zeros(6), budget)
+
+
+def test_rounding_decides_nothing_when_the_budget_nears_the_width_of_the_tokens() -> None:
+    width = 64
+    generator = torch.Generator().manual_seed(0)
+    spectrum = torch.arange(1, width + 1) ** -2.0
+    visual = torch.randn(300, width, generator=generator) * spectrum
+    visual = visual @ torch.linalg.qr(torch.randn(width, width, generator=generator)).Q
+    query = torch.randn(5, width, generator=generator)
+    image = replace(make_image(0, KINDS[0]), visual=visual, query=query)
+    order = torch.randperm(width, generator=generator)
+    # The same cosines, added up in another order.
+    shuffled = replace(image, visual=visual[:, order], query=query[:, order])
+    for budget in (width // 2, width - 4, width, 2 * width):
+        kept, again = (method_named("cdpruner").select(i, budget) for i in (image, shuffled))
+        assert kept.indices.tolist() == again.indices.tolist(), budget

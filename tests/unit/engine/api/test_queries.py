@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from transformers import PreTrainedTokenizerFast
 from msdg_vllm.engine.api.queries import TurnMarkers, Turns, turns_of_messages
 from tests.checkpoints import CHAT_TEMPLATE, make_tokenizer
 
+ROOT = Path(__file__).parents[4]
 CHATML = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"
     "{% if message['content'] is string %}{{ message['content'] }}{% else %}"
@@ -124,3 +126,90 @@ def test_prompt_of_another_format_is_all_query(tokenizer: Any) -> None:
     assert turns.query("image-turn", "image", 0) == "What is this?"
     turns = turns_of("Question: <image> What is this?", tokenizer, None)
     assert turns.query("image-turn", "image", 0) == "Question:  What is this?"
+
+
+MISTRAL = (
+    "{{ bos_token }}{% for message in messages %}{% if message['role'] == 'user' %}[INST] "
+    "{% if message['content'] is string %}{{ message['content'] }}{% else %}"
+    "{% for part in message['content'] %}{% if part['type'] == 'image' %}<image>\n"
+    "{% else %}{{ part['text'] }}{% endif %}{% endfor %}{% endif %} [/INST]"
+    "{% else %}{{ message['content'] }}{{ eos_token }}{% endif %}{% endfor %}"
+)
+DEFAULT_SYSTEM = "<|im_start|>system\nYou are helpful.<|im_end|>\n" + CHATML
+IMAGES_FIRST = (
+    "{% for message in messages %}{{ message['role'].upper() + ': ' }}"
+    "{% if message['content'] is string %}{{ message['content'] + ' ' }}{% else %}"
+    "{% for part in message['content'] if part['type'] == 'image' %}<image>\n{% endfor %}"
+    "{% for part in message['content'] if part['type'] == 'text' %}{{ part['text'] + ' ' }}"
+    "{% endfor %}{% endif %}{% endfor %}{% if add_generation_prompt %}ASSISTANT:{% endif %}"
+)
+TEMPLATES = {
+    "chatml": CHATML,
+    "chatml with a system prompt": DEFAULT_SYSTEM,
+    "mistral": MISTRAL,
+    "images first": IMAGES_FIRST,
+    "tests": CHAT_TEMPLATE,
+    **{
+        name: (ROOT / "models" / name / "chat_template.jinja")
+        .read_text()
+        .replace("<|vision_start|><|image_pad|><|vision_end|>", "<image>")
+        for name in ("scenes-llava", "scenes-qwen")
+    },
+}
+CHATS: dict[str, list[dict[str, Any]]] = {
+    "one turn": [user(image(), text("What is this?"))],
+    "split text": [user(image(), text("What "), text("is this?"))],
+    "image between": [user(text("Is this "), image(), text(" a fox?"))],
+    "image last": [user(text("What is this?"), image())],
+    "two turns": [
+        user(image(), text("What is this?")),
+        {"role": "assistant", "content": "a fox"},
+        user(text("And that? "), image(), text("And this?")),
+    ],
+    "a later question": [
+        user(image(), text("What is this?")),
+        {"role": "assistant", "content": "a fox"},
+        {"role": "user", "content": "Are you sure?"},
+    ],
+}
+
+
+@pytest.mark.parametrize("chat", CHATS.values(), ids=CHATS)
+@pytest.mark.parametrize("template", TEMPLATES.values(), ids=TEMPLATES)
+def test_a_prompt_has_the_queries_of_the_chat_that_it_was_made_from(
+    tokenizer: Any, template: str, chat: list[dict[str, Any]]
+) -> None:
+    def as_vllm_has_it(message: dict[str, Any]) -> dict[str, Any]:
+        parts = message["content"]
+        if message["role"] == "user":
+            parts = [text(parts)] if isinstance(parts, str) else parts
+            parts = [part if part["type"] == "text" else {"type": "image"} for part in parts]
+        return {**message, "content": parts}
+
+    prompt = tokenizer.apply_chat_template(
+        [as_vllm_has_it(message) for message in chat],
+        chat_template=template,
+        tokenize=False,
+        add_generation_prompt=True,
+    )
+    image_id = tokenizer.convert_tokens_to_ids("<image>")
+    markers = TurnMarkers.of_template(tokenizer, template, {image_id})
+    token_ids = tokenizer.encode(prompt, add_special_tokens=False)
+    from_prompt = markers.turns_of_prompt(token_ids, tokenizer, {image_id: "image"})
+    from_chat = turns_of_messages(chat, markers.joints)
+    assert from_prompt == from_chat
+    assert not any(word in from_prompt.last for word in ("user", "USER", "INST", "system", "<"))
+
+
+def test_markers_begin_with_the_users_own_turn(tokenizer: Any) -> None:
+    assert TurnMarkers.of_template(tokenizer, DEFAULT_SYSTEM).user_start == "<|im_start|>user"
+    assert TurnMarkers.of_template(tokenizer, MISTRAL).user_start == "[INST]"
+
+
+def test_what_others_say_after_the_last_question_is_no_part_of_it(tokenizer: Any) -> None:
+    prompt = (
+        "<|im_start|>user\n<image>What is this?<|im_end|>\n<|im_start|>tool\nrendered<|im_end|>\n"
+        "<|im_start|>assistant\na fox<|im_end|>\n"
+    )
+    turns = turns_of(prompt, tokenizer, CHATML)
+    assert turns.last == turns.query("image-turn", "image", 0) == "What is this?"

@@ -1,0 +1,138 @@
+"""The API process's half on a real checkpoint: what a request asks becomes what is kept."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from msdg_vllm.core.errors import RequestError
+from msdg_vllm.engine.api.processor import SPECS
+from msdg_vllm.engine.spec import PruningSpec
+from tests.checkpoints import make_llava
+from tests.pictures import picture_of
+from tests.server.running import image_part, user
+
+QUESTION = "Is there a blue circle in the picture?"
+
+
+@pytest.fixture(scope="module")
+def renderer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """The renderer of an engine that caches nothing, without the engine."""
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm.renderers import renderer_from_config
+
+    folder = make_llava(tmp_path_factory.mktemp("llava"))
+    arguments = EngineArgs(
+        str(folder),
+        dtype="float32",
+        max_model_len=2048,
+        mm_processor_cache_gb=0,
+        enable_prefix_caching=False,
+        limit_mm_per_prompt={"image": 4},
+    )
+    renderer = renderer_from_config(arguments.create_engine_config())
+    yield renderer
+    renderer.shutdown()
+
+
+def generate(renderer: Any, question: str, *images: Any, **kwargs: Any) -> PruningSpec:
+    """The spec of the first image of a raw prompt."""
+    prompt = {
+        "prompt": "USER: " + "<image>\n" * len(images) + f"{question} ASSISTANT:",
+        "multi_modal_data": {"image": list(images)},
+        "mm_processor_kwargs": kwargs,
+    }
+    (rendered,) = renderer.render_cmpl([prompt])
+    spec: PruningSpec = rendered[SPECS]["image"][0]
+    return spec
+
+
+def chat(renderer: Any, *messages: Any, online: bool = False, **kwargs: Any) -> PruningSpec:
+    """The spec of the first image of a chat."""
+    from vllm.renderers import ChatParams
+
+    params = ChatParams(
+        chat_template_kwargs={"add_generation_prompt": True, "tokenize": False},
+        mm_processor_kwargs=kwargs,
+    )
+    extras = {"mm_processor_kwargs": kwargs}
+    if online:
+        rendering = renderer.render_chat_async([list(messages)], params, prompt_extras=extras)
+        _, (rendered,) = asyncio.run(rendering)
+    else:
+        _, (rendered,) = renderer.render_chat([list(messages)], params, prompt_extras=extras)
+    spec: PruningSpec = rendered[SPECS]["image"][0]
+    return spec
+
+
+@pytest.mark.parametrize("method", ["msdg", "random"])
+def test_generate_chat_and_http_keep_the_same_tokens(renderer: Any, method: str) -> None:
+    wishes: dict[str, Any] = {"retention": 0.111, "pruning": {"method": method}}
+    picture = picture_of("square", 1)
+    spec = generate(renderer, QUESTION, picture, **wishes)
+    assert spec.budget == 64
+    assert spec == generate(renderer, QUESTION, picture, **wishes)
+    message = user(QUESTION, image_part(picture))
+    assert chat(renderer, message, **wishes) == spec
+    assert chat(renderer, message, online=True, **wishes) == spec
+    head, tail = QUESTION[:11], QUESTION[11:]
+    split = {"role": "user", "content": [image_part(picture), *user(head)["content"]]}
+    split["content"] += user(tail)["content"]
+    assert chat(renderer, split, **wishes) == spec
+    assert bool(spec.seed) == (method == "random")
+    assert generate(renderer, QUESTION, picture_of("square", 2), **wishes).seed != spec.seed or (
+        method == "msdg"
+    )
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "words"),
+    [
+        ({"retention": 0.5, "method": "random"}, '"pruning": {"method": ...}'),
+        ({"query": "fox"}, '"pruning": {"query": ...}'),
+        ({"retentoin": 0.5}, "did you mean `retention`?"),
+        ({"pruning": {"methd": "random"}}, "did you mean method?"),
+        ({"retention": "0.2"}, "must be a number"),
+    ],
+)
+def test_a_misplaced_or_misspelt_wish_is_told_its_place(
+    renderer: Any, kwargs: dict[str, Any], words: str
+) -> None:
+    picture = picture_of("tiny", 1)
+    for call in (
+        lambda: generate(renderer, QUESTION, picture, **kwargs),
+        lambda: chat(renderer, user(QUESTION, image_part(picture)), **kwargs),
+    ):
+        with pytest.raises(RequestError) as caught:
+            call()
+        assert words in str(caught.value)
+
+
+def test_a_misspelt_retention_of_an_image_is_told_its_name(renderer: Any) -> None:
+    message = user(QUESTION, image_part(picture_of("tiny", 1), retenton=0.5))
+    with pytest.raises(RequestError, match=r"messages\[0\].content\[0\].retenton is not a field"):
+        chat(renderer, message)
+
+
+def test_a_stock_processor_takes_kwargs_of_any_name_and_refuses_ours(
+    renderer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from vllm.renderers.hf import HfRenderer
+
+    seen: list[dict[str, Any]] = []
+
+    def record(self: Any, prompt: Any, data: Any, uuids: Any, kwargs: Any, *rest: Any) -> Any:
+        seen.append(kwargs)
+
+    monkeypatch.setattr(HfRenderer, "_process_multimodal", record)
+    monkeypatch.setattr(renderer, "mm_processor", object())
+    renderer._process_multimodal([], {}, None, {"method": "linear", "query": 3})
+    assert seen == [{"method": "linear", "query": 3}]
+    for kwargs in ({"retention": 0.5}, {"pruning": {"method": "random"}}):
+        with pytest.raises(RequestError, match=f"{next(iter(kwargs))} is not available for object"):
+            renderer._process_multimodal([], {}, None, kwargs)
