@@ -7,6 +7,8 @@ Pruning in MLLMs". Torch and the standard library only; knows nothing of vLLM.
     signals = analyze_image(states, profile)                  # once per image
     keep    = select_tokens(signals, visual, query, budget)   # once per question
 
+or all of it at once, `keep = prune_image(states, visual, query, profile, retention)`.
+
 Shapes, the same letters everywhere:
 
     N   visual tokens of an image before pruning
@@ -25,6 +27,7 @@ decides (sinks, convergence, budgets of groups) stays on the device as masks and
 from msdg_vllm.core.analysis import ImageSignals, analyze_image
 from msdg_vllm.core.budget import num_kept_tokens, validate_retention
 from msdg_vllm.core.options import SelectionOptions
+from msdg_vllm.core.pruning import prune_image
 from msdg_vllm.core.selection import TokenScores, score_tokens, select_tokens, take_tokens
 
 __all__ = [
@@ -33,6 +36,7 @@ __all__ = [
     "TokenScores",
     "analyze_image",
     "num_kept_tokens",
+    "prune_image",
     "score_tokens",
     "select_tokens",
     "take_tokens",

@@ -22,6 +22,7 @@ def test_the_public_names_are_these() -> None:
         "TokenScores",
         "analyze_image",
         "num_kept_tokens",
+        "prune_image",
         "score_tokens",
         "select_tokens",
         "take_tokens",
