@@ -145,6 +145,22 @@ def test_every_make_command_in_the_documents_exists(tracked_texts: dict[str, str
             assert named <= targets, name
 
 
+def test_every_path_in_the_documents_exists(tracked_texts: dict[str, str]) -> None:
+    folders = "|".join((*PACKAGES, "docs", "examples", "models", "scripts", "tests"))
+    missing = []
+    for name, text in tracked_texts.items():
+        if name.endswith(".md"):
+            here = (ROOT / name).parent
+            links = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", text)
+            missing += [(name, link) for link in links if not (here / link).exists()]
+            for path in re.findall(rf"`((?:{folders})/[\w./-]+)`", text):
+                # A page about the package may leave its name out; what runs write is not here.
+                homes = (ROOT, ROOT / "msdg_vllm")
+                if "/runs" not in path and not any((home / path).exists() for home in homes):
+                    missing.append((name, path))
+    assert missing == []
+
+
 @pytest.fixture(scope="module")
 def tracked_texts() -> dict[str, str]:
     """The text of every file under version control, by its path in the repository."""
