@@ -21,8 +21,11 @@ QUERY_MODES = ("image-turn", "last-turn", "none")
 METHODS = tuple(methods.METHODS)
 SCOPES = ("tile", "image")
 
-RETENTION, PRUNING = NAMES = ("retention", "pruning")
-"""The two keys that a request may carry."""
+RETENTION, MAX_VISUAL_TOKENS, PRUNING = NAMES = ("retention", "max_visual_tokens", "pruning")
+"""The keys that a request may carry; the first two also stand inside an image part."""
+
+AUTO = "auto"
+"""The retention of a request that leaves it to a server which holds a target."""
 
 OPTIONS = ("query", "query_mode", "method", "scope", "explain")
 """Keys of the mapping under `pruning`."""
@@ -35,7 +38,8 @@ class ItemTurn:
     """The turn one image or video came in."""
 
     text: str
-    retention: float | None = None
+    retention: float | str | None = None
+    max_visual_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,30 +68,34 @@ class PruningRequest:
     """One request's wishes; `None` means the server's default.
 
     Attributes:
-        retention: Fraction of each image's tokens to keep, in (0, 1].
+        retention: Fraction of each image's tokens to keep, in (0, 1], or `AUTO`.
         query: Text that replaces the question found in the conversation.
         query_mode: Which text of the conversation is the query, one of `QUERY_MODES`.
         method: Which selector decides, one of `METHODS`.
         scope: Whether a tiled image spends its budget per tile or as a whole, one of `SCOPES`.
         explanation: Key under which the workers keep what was decided; 0 keeps nothing.
         turns: The conversation's turns, if it came as messages.
+        max_visual_tokens: Most tokens to keep of each image; the smaller of the two budgets wins.
     """
 
-    retention: float | None = None
+    retention: float | str | None = None
     query: str | None = None
     query_mode: str | None = None
     method: str | None = None
     scope: str = SCOPES[0]
     explanation: int = 0
     turns: Turns | None = None
+    max_visual_tokens: int | None = None
 
     @classmethod
-    def parse(cls, retention: object = None, pruning: object = None) -> PruningRequest:
+    def parse(
+        cls, retention: object = None, pruning: object = None, max_visual_tokens: object = None
+    ) -> PruningRequest:
         """Check what a client sent; an explained request gets a key nobody can guess."""
-        if retention is not None:
-            retention = check_retention(retention)
+        wished = None if retention is None else check_retention(retention)
+        most = None if max_visual_tokens is None else check_count(max_visual_tokens)
         if pruning is None:
-            return cls(retention)
+            return cls(wished, max_visual_tokens=most)
         if not isinstance(pruning, Mapping):
             raise RequestError(
                 f"pruning must be an object with keys among {', '.join(OPTIONS)}, "
@@ -97,8 +105,8 @@ class PruningRequest:
         for key in pruning:
             if key not in OPTIONS:
                 raise RequestError(
-                    f"retention stands beside `pruning`, not in it: send {RETENTION!r} on its own"
-                    if key == RETENTION
+                    f"{key} stands beside `pruning`, not in it: send {key!r} on its own"
+                    if key in (RETENTION, MAX_VISUAL_TOKENS)
                     else f"pruning.{key} is not a key of `pruning`; allowed are "
                     f"{', '.join(OPTIONS)}{_meant(key, OPTIONS)}",
                     parameter=f"pruning.{key}",
@@ -119,17 +127,20 @@ class PruningRequest:
                 parameter="pruning.explain",
             )
         explanation = 1 + secrets.randbelow(2**63 - 1) if explain else 0
-        return cls(retention, explanation=explanation, **options)
+        return cls(wished, explanation=explanation, max_visual_tokens=most, **options)
 
     @classmethod
     def take_from(cls, kwargs: dict[str, Any]) -> PruningRequest:
         """Take this plugin's keys out of `mm_processor_kwargs`; the rest stays for the model."""
-        retention, pruning = kwargs.pop(RETENTION, None), kwargs.pop(PRUNING, None)
+        pruning = kwargs.pop(PRUNING, None)
+        retention, most = kwargs.pop(RETENTION, None), kwargs.pop(MAX_VISUAL_TOKENS, None)
         if not isinstance(pruning, PruningRequest):
-            return cls.parse(retention, pruning)
-        if retention is None or pruning.retention is not None:
-            return pruning
-        return replace(pruning, retention=check_retention(retention))
+            return cls.parse(retention, pruning, most)
+        if retention is not None and pruning.retention is None:
+            pruning = replace(pruning, retention=check_retention(retention))
+        if most is not None and pruning.max_visual_tokens is None:
+            pruning = replace(pruning, max_visual_tokens=check_count(most))
+        return pruning
 
     @property
     def is_default(self) -> bool:
@@ -137,14 +148,27 @@ class PruningRequest:
         return replace(self, turns=None) == PruningRequest()
 
 
-def check_retention(value: object, parameter: str = RETENTION) -> float:
-    """Return a retention in (0, 1], or raise the `RequestError` that names its place."""
+def check_retention(value: object, parameter: str = RETENTION) -> float | str:
+    """Return a retention in (0, 1] or `AUTO`, or raise the `RequestError` that names its place."""
+    if value == AUTO:
+        return AUTO
     try:
         return validate_retention(value)
     except RetentionError as error:
         is_number = isinstance(value, Real) and not isinstance(value, bool)
         hint = "" if is_number else ". It must be a number, such as 0.222 without quotes"
         raise RequestError(f"{error}{hint}", parameter=parameter) from None
+
+
+def check_count(value: object, parameter: str = MAX_VISUAL_TOKENS) -> int:
+    """Return a number of tokens, or raise the `RequestError` that names its place."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise RequestError(
+            f"{MAX_VISUAL_TOKENS} must be an integer of at least 1, got {shown(value)}; leave it "
+            "out for no limit",
+            parameter=parameter,
+        )
+    return value
 
 
 def validate_choice(name: str, value: object, allowed: Collection[str]) -> None:
@@ -195,18 +219,18 @@ def content_parts(turns: object, path: str) -> Iterator[tuple[str, dict[str, Any
 def check_parts(turns: object, path: str) -> None:
     """Check what the images of a conversation say about pruning."""
     for where, part in content_parts(turns, path):
-        if part.get(RETENTION) is not None:
-            check_retention(part[RETENTION], f"{where}.retention")
-        check_names(part, where, (RETENTION,))
+        for name, check in ((RETENTION, check_retention), (MAX_VISUAL_TOKENS, check_count)):
+            if part.get(name) is not None:
+                check(part[name], f"{where}.{name}")
+        check_names(part, where, (RETENTION, MAX_VISUAL_TOKENS))
         for name, value in part.items():
-            if isinstance(value, dict) and (
-                inner := next((key for key in value if _nearest(key, (RETENTION,))), None)
-            ):
-                raise RequestError(
-                    f"{where}.{name}.{inner} is not a field: put `retention` beside `{name}`, "
-                    "not inside it",
-                    parameter=f"{where}.{name}.{inner}",
-                )
+            for inner in value if isinstance(value, dict) else ():
+                if meant := _nearest(inner, (RETENTION, MAX_VISUAL_TOKENS)):
+                    raise RequestError(
+                        f"{where}.{name}.{inner} is not a field: put `{meant}` beside `{name}`, "
+                        "not inside it",
+                        parameter=f"{where}.{name}.{inner}",
+                    )
 
 
 def shown(value: object, limit: int = 100) -> str:

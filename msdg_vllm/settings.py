@@ -50,6 +50,22 @@ def _fraction(text: str) -> float:
         ) from None
 
 
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise ValueError(f"must be an integer of at least 1, got {text!r}")
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise ValueError(f"must be a number of seconds above 0, got {text!r}")
+    return value
+
+
 def _megabytes(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise ValueError(f"must be a whole number of megabytes, at least 1, got {text!r}")
@@ -121,6 +137,47 @@ class Settings:
             "MEGABYTES",
         ),
     )
+    min_retention: float | None = _setting(
+        None,
+        Setting(
+            _fraction,
+            "Lowest retention that a request may ask for; asking for less is answered with a 400.",
+            "FRACTION",
+            default="none",
+        ),
+    )
+    max_visual_tokens: int | None = _setting(
+        None,
+        Setting(
+            _count,
+            "Most tokens that an image keeps whose request names no such number.",
+            "TOKENS",
+            default="none",
+        ),
+    )
+    max_visual_tokens_per_request: int | None = _setting(
+        None,
+        Setting(
+            _count,
+            "Most tokens that all images of a request may keep together; a request that would "
+            "keep more is answered with a 400.",
+            "TOKENS",
+            default="none",
+        ),
+    )
+    target_ttft: float | None = _setting(
+        None,
+        Setting(
+            _seconds,
+            "Time to first token to hold: requests that name no retention get the highest, up to "
+            "the default and down to --min-retention (0.111 if there is none), that keeps it.",
+            "SECONDS",
+            default="none",
+        ),
+    )
+    explain: bool = _setting(
+        True, Setting(_switch, "Let requests ask for explanations (`pruning.explain`).")
+    )
     playground: bool = _setting(
         True, Setting(_switch, "Serve the page /playground, which shows what is kept of an image.")
     )
@@ -140,4 +197,12 @@ class Settings:
                     values[name] = setting.parse(text)
                 except ValueError as error:
                     raise SettingsError(f"{variable_of(name)}={text!r}: {error}") from None
-        return cls(**values)
+        settings = cls(**values)
+        floor, ceiling = settings.min_retention, settings.default_retention
+        if floor is not None and floor > ceiling:
+            raise SettingsError(
+                f"{variable_of('min_retention')}={floor} is above "
+                f"{variable_of('default_retention')}={ceiling}: nobody could get the default; "
+                "lower the one or raise the other"
+            )
+        return settings

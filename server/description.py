@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from typing import Any
 
 from pydantic import BaseModel
@@ -15,6 +16,7 @@ from msdg_vllm.engine.encoder import profile_of
 from msdg_vllm.engine.worker.explanations import LIFETIME_SECONDS, MAX_BYTES, MAX_REQUESTS
 from msdg_vllm.request import QUERY_MODES, SCOPES
 from msdg_vllm.settings import Settings
+from server.adaptive.keeper import TargetKeeper
 
 
 class EncoderDescription(BaseModel):
@@ -27,11 +29,27 @@ class EncoderDescription(BaseModel):
 class Limits(BaseModel):
     """What the server puts up with; null means no limit of its own."""
 
+    min_retention: float | None
+    max_visual_tokens: int | None
+    max_visual_tokens_per_request: int | None
+    explain: bool
     items_per_request: dict[str, int | None]
     max_model_len: int
     explanations: int
     explanation_bytes: int
     explanation_seconds: float
+
+
+class TargetDescription(BaseModel):
+    """The time to first token that the server holds, and what it takes at this moment."""
+
+    target_seconds: float
+    ceiling: float
+    floor: float
+    level: float
+    backlog_seconds: float
+    measured_p95_seconds: float
+    is_overloaded: bool
 
 
 class PruningDescription(BaseModel):
@@ -48,6 +66,7 @@ class PruningDescription(BaseModel):
     methods: list[str]
     scopes: list[str]
     limits: Limits
+    adaptive: TargetDescription | None = None
 
 
 def describe(engine_client: EngineClient, model_name: str) -> PruningDescription:
@@ -74,10 +93,29 @@ def describe(engine_client: EngineClient, model_name: str) -> PruningDescription
         methods=processor.methods,
         scopes=list(SCOPES),
         limits=Limits(
+            min_retention=settings.min_retention,
+            max_visual_tokens=settings.max_visual_tokens,
+            max_visual_tokens_per_request=settings.max_visual_tokens_per_request,
+            explain=settings.explain,
             items_per_request=dict(processor.info.allowed_mm_limits),
             max_model_len=model_config.max_model_len,
             explanations=MAX_REQUESTS,
             explanation_bytes=MAX_BYTES,
             explanation_seconds=LIFETIME_SECONDS,
         ),
+    )
+
+
+def describe_target(keeper: TargetKeeper) -> TargetDescription:
+    """Describe how the server holds its target."""
+    controller = keeper.controller
+    status = controller.status(time.monotonic())
+    return TargetDescription(
+        target_seconds=controller.target,
+        ceiling=controller.rungs[0],
+        floor=controller.rungs[-1],
+        level=status.level,
+        backlog_seconds=status.backlog_seconds,
+        measured_p95_seconds=status.measured_p95_seconds,
+        is_overloaded=status.is_overloaded,
     )

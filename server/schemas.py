@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
@@ -22,6 +22,8 @@ from vllm.exceptions import VLLMValidationError
 
 from msdg_vllm.core.errors import RequestError
 from msdg_vllm.request import (
+    AUTO,
+    MAX_VISUAL_TOKENS,
     METHODS,
     NAMES,
     PRUNING,
@@ -35,15 +37,24 @@ from msdg_vllm.request import (
 )
 from server.visual_tokens import VisualTokens
 
-IMAGE_RETENTION = {
-    "title": "Retention",
-    "description": "Fraction of this image's tokens to keep, in (0, 1]; wins over the request's.",
-    "anyOf": [
-        {"type": "number", "exclusiveMinimum": 0, "maximum": 1},
-        {"type": "null"},
-    ],
+IMAGE_FIELDS = {
+    RETENTION: {
+        "title": "Retention",
+        "description": "Fraction of this image's tokens to keep, in (0, 1]; wins over the "
+        "request's.",
+        "anyOf": [
+            {"type": "number", "exclusiveMinimum": 0, "maximum": 1},
+            {"const": AUTO, "type": "string"},
+            {"type": "null"},
+        ],
+    },
+    MAX_VISUAL_TOKENS: {
+        "title": "Max Visual Tokens",
+        "description": "Most tokens to keep of this image; wins over the request's.",
+        "anyOf": [{"type": "integer", "minimum": 1}, {"type": "null"}],
+    },
 }
-"""JSON schema of the key that an image part of a message may carry."""
+"""JSON schemas of the keys that an image part of a message may carry."""
 
 IMAGE_PARTS = (
     "ChatCompletionContentPartImageParam",
@@ -88,10 +99,16 @@ class PruningOptions(BaseModel):
 class PruningFields(BaseModel):
     """Mixin: the fields that vLLM's requests are extended with."""
 
-    retention: Annotated[float, Field(gt=0, le=1)] | None = Field(
+    retention: Annotated[float, Field(gt=0, le=1)] | Literal[AUTO] | None = Field(  # type: ignore[valid-type]
         default=None,
         description="Fraction of each image's visual tokens to keep, in (0, 1]. 1.0 turns pruning "
-        "off. Absent or null: the server's default.",
+        'off; "auto" leaves it to a server that holds a target. Absent or null: the server\'s '
+        "default.",
+    )
+    max_visual_tokens: Annotated[int, Field(ge=1)] | None = Field(
+        default=None,
+        description="Most visual tokens to keep of each image; with `retention`, the smaller "
+        "result wins.",
     )
     pruning: PruningOptions | None = Field(
         default=None, description="How the visual tokens are chosen."
@@ -99,6 +116,7 @@ class PruningFields(BaseModel):
 
     _wishes: PruningRequest = PrivateAttr(default_factory=PruningRequest)
     _visual_tokens: VisualTokens | None = PrivateAttr(default=None)
+    _chosen: list[float] = PrivateAttr(default_factory=list)
 
     @model_validator(mode="wrap")
     @classmethod
@@ -133,9 +151,23 @@ class PruningFields(BaseModel):
         """How many visual tokens this request brought and kept, once it was rendered."""
         return self._visual_tokens
 
-    def rendered(self, visual_tokens: VisualTokens) -> None:
+    @property
+    def chosen_retention(self) -> float | list[float] | None:
+        """The retention that the server chose: one for all images, or one for each."""
+        return self._chosen[0] if len(set(self._chosen)) == 1 else self._chosen or None
+
+    @property
+    def report(self) -> dict[str, Any]:
+        """What a response says under `pruning`; empty when it says nothing."""
+        report: dict[str, Any] = {"id": self.explanation_id} if self.wants_explanation else {}
+        if self.chosen_retention is not None:
+            report[RETENTION] = self.chosen_retention
+        return report
+
+    def rendered(self, visual_tokens: VisualTokens, chosen: Sequence[float] = ()) -> None:
         """Remember what rendering found out."""
         self._visual_tokens = visual_tokens
+        self._chosen = list(chosen)
 
 
 class PruningChatRequest(PruningFields, ChatCompletionRequest):
@@ -203,7 +235,9 @@ def read_wishes(body: Mapping[str, Any]) -> PruningRequest:
                 check_names(fields, place, ())
         for name in ("messages", "input"):
             check_parts(body.get(name), name)
-        return PruningRequest.parse(body.get(RETENTION), body.get(PRUNING))
+        return PruningRequest.parse(
+            body.get(RETENTION), body.get(PRUNING), body.get(MAX_VISUAL_TOKENS)
+        )
     except RequestError as error:
         raise VLLMValidationError(str(error), parameter=error.parameter) from None
 
@@ -222,8 +256,9 @@ def refuse_pruning_fields(body: object, route: str) -> None:
         return
     sent = [(name, body.get(name)) for name in NAMES]
     sent += [
-        (f"{where}.retention", part.get(RETENTION))
+        (f"{where}.{name}", part.get(name))
         for where, part in content_parts(body.get("messages"), "messages")
+        for name in (RETENTION, MAX_VISUAL_TOKENS)
     ]
     for name, value in sent:
         if value is not None:

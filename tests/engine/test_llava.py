@@ -152,6 +152,21 @@ def test_several_images_with_one_question_equal_hugging_face(llm: Any, oracle: L
     assert_same(answer, expected)
 
 
+def test_a_count_is_the_same_as_the_fraction_that_gives_it(llm: Any) -> None:
+    picture = picture_of("wide", 1)
+    same = [
+        ask(QUESTIONS[0], picture, retention=0.111),
+        ask(QUESTIONS[0], picture, max_visual_tokens=64),
+        ask(QUESTIONS[0], picture, retention=0.5, max_visual_tokens=64),
+        ask(QUESTIONS[0], picture, retention=0.111, max_visual_tokens=500),
+    ]
+    by_fraction, *by_count = generate_one_by_one(llm, same)
+    assert by_count == [by_fraction] * 3
+    assert len({tuple(image_hashes(llm, request)["image"]) for request in same}) == 1
+    whole = ask(QUESTIONS[0], picture, max_visual_tokens=NUM_TOKENS)
+    assert image_hashes(llm, whole) == image_hashes(llm, ask(QUESTIONS[0], picture))
+
+
 def test_given_query_replaces_the_question(llm: Any, oracle: LlavaOracle) -> None:
     picture = picture_of("square", 5)
     (answer,) = generate(llm, [ask(QUESTIONS[0], picture, retention=0.111, query="green stars")])

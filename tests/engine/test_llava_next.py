@@ -101,6 +101,14 @@ def test_pruned_answer_equals_hugging_face(
     assert_same(answer, oracle.generate(prompt_of(QUESTIONS[0]), [(image, QUESTIONS[0], shares)]))
 
 
+def test_a_count_is_shared_among_the_tiles_of_an_image(llm: Any, oracle: LlavaNextOracle) -> None:
+    for shape, count, shares in (("photo", 100, [20] * 5), ("2x2", 3, [1, 1, 1, 0, 0])):
+        image = picture(shape)
+        (answer,) = generate(llm, [ask(QUESTIONS[0], image, max_visual_tokens=count)])
+        expected = oracle.generate(prompt_of(QUESTIONS[0]), [(image, QUESTIONS[0], shares)])
+        assert_same(answer, expected)
+
+
 @pytest.mark.parametrize(("shape", "budget", "seed"), [("photo", 160, 0), ("strip", 128, 0)])
 def test_scope_image_is_one_run_over_all_tiles(
     llm: Any, oracle: LlavaNextOracle, shape: str, budget: int, seed: int

@@ -137,3 +137,28 @@ def test_a_conversation_without_mistakes_passes() -> None:
     image = {"type": "image_url", "image_url": {"url": "", "detail": "low"}, "retention": 0.5}
     check_parts([{"role": "user", "content": [image]}, {"role": "user", "content": "hi"}], "input")
     check_parts("hi", "input")
+
+
+def test_a_count_travels_beside_the_retention() -> None:
+    request = PruningRequest.take_from({"retention": 0.5, "max_visual_tokens": 64})
+    assert (request.retention, request.max_visual_tokens) == (0.5, 64)
+    assert not PruningRequest(max_visual_tokens=1).is_default
+    typed = PruningRequest.take_from({"pruning": PruningRequest(0.5), "max_visual_tokens": 3})
+    assert (typed.retention, typed.max_visual_tokens) == (0.5, 3)
+
+
+@pytest.mark.parametrize("value", [0, -1, "64", 64.0, True, [64]])
+def test_a_count_is_a_whole_number_of_at_least_one(value: object) -> None:
+    error = refusal(PruningRequest.parse, None, None, value)
+    assert error.parameter == "max_visual_tokens"
+    assert "must be an integer of at least 1" in str(error)
+    part = {"type": "image_url", "image_url": {"url": "x"}, "max_visual_tokens": value}
+    messages = [{"role": "user", "content": [part]}]
+    assert refusal(check_parts, messages, "messages").parameter == (
+        "messages[0].content[0].max_visual_tokens"
+    )
+
+
+def test_the_retention_may_be_left_to_the_server() -> None:
+    assert PruningRequest.parse("auto").retention == "auto"
+    assert refusal(PruningRequest.parse, "Auto").parameter == "retention"

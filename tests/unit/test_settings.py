@@ -22,6 +22,11 @@ def test_every_variable_is_read() -> None:
         "MSDG_QUERY_MODE": "none",
         "MSDG_PROFILE": "encoder.json",
         "MSDG_MAX_REQUEST_MB": "64",
+        "MSDG_MIN_RETENTION": "0.111",
+        "MSDG_MAX_VISUAL_TOKENS": "512",
+        "MSDG_MAX_VISUAL_TOKENS_PER_REQUEST": "4096",
+        "MSDG_TARGET_TTFT": "1.5",
+        "MSDG_EXPLAIN": "0",
         "MSDG_PLAYGROUND": "0",
     }
     assert Settings.from_environment(environment) == Settings(
@@ -30,6 +35,11 @@ def test_every_variable_is_read() -> None:
         query_mode="none",
         profile=Path("encoder.json"),
         max_request_mb=64,
+        min_retention=0.111,
+        max_visual_tokens=512,
+        max_visual_tokens_per_request=4096,
+        target_ttft=1.5,
+        explain=False,
         playground=False,
     )
 
@@ -63,3 +73,14 @@ def test_a_switch_is_one_or_nought() -> None:
 
 def test_every_setting_has_a_sentence_for_help() -> None:
     assert all(setting.help.endswith(".") for setting in Settings.table().values())
+
+
+def test_a_floor_above_the_default_is_refused() -> None:
+    with pytest.raises(SettingsError, match=r"MSDG_MIN_RETENTION=0\.5 is above .*=0\.222"):
+        Settings.from_environment({"MSDG_MIN_RETENTION": "0.5", "MSDG_DEFAULT_RETENTION": "0.222"})
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "nan", "inf", "soon"])
+def test_a_target_is_a_time(text: str) -> None:
+    with pytest.raises(SettingsError, match=r"MSDG_TARGET_TTFT=.*number of seconds above 0"):
+        Settings.from_environment({"MSDG_TARGET_TTFT": text})

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import count
 from typing import Any
 
 from transformers import BatchFeature
@@ -19,14 +18,14 @@ from vllm.multimodal.inputs import (
     MultiModalFieldConfig,
     MultiModalFieldElem,
 )
-from vllm.multimodal.parse import DictEmbeddingItems, EmbeddingItems
 from vllm.multimodal.processing import BaseMultiModalProcessor, PromptUpdate
 
 from msdg_vllm.core import num_kept_tokens
 from msdg_vllm.core.errors import RequestError, SettingsError
 from msdg_vllm.core.profiles import EncoderProfile
-from msdg_vllm.engine.api.content import content_number
+from msdg_vllm.engine.api.budgets import Chooser
 from msdg_vllm.engine.api.queries import LazyTurns, TurnMarkers
+from msdg_vllm.engine.api.specs import Specifier, Specs
 from msdg_vllm.engine.encoder import check_depth, profile_of
 from msdg_vllm.engine.spec import UNPRUNED, PruningSpec, field_name
 from msdg_vllm.methods import METHODS, Encoder, method_named, unmet_need
@@ -39,9 +38,10 @@ WITHOUT_PRUNING = "leave `msdg` out of VLLM_PLUGINS to serve without pruning"
 SPECS = "msdg_specs"
 """Key under which a processed prompt carries the specs of its items, by modality."""
 
-_PROFILING = "msdg_profiling"
+RESERVATION = "msdg_reservation"
+"""Key under which it carries what stands for it while it waits, if someone decided about it."""
 
-Specs = Mapping[str, Sequence[PruningSpec]]
+_PROFILING = "msdg_profiling"
 
 
 class PruningProcessor(BaseMultiModalProcessor[Any]):
@@ -57,6 +57,8 @@ class PruningProcessor(BaseMultiModalProcessor[Any]):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.settings = Settings.from_environment()
+        self._specifier = Specifier(self)
+        self.chooser: Chooser | None = None
         self._turn_markers: dict[str, TurnMarkers] = {}
         # An encoder without a profile must stop the start, not the first pruned request.
         name, profile = profile_of(self.info.ctx.model_config, self.settings)
@@ -125,23 +127,15 @@ class PruningProcessor(BaseMultiModalProcessor[Any]):
         request = replace(request, method=method)
         # A prompt is read only when a query is wanted of it: most are not pruned.
         turns = request.turns or LazyTurns(partial(self._turns_of_prompt, inputs.prompt))
-        specs = {
-            modality: [
-                self._profiling_spec(items, modality, index, kwargs)
-                if profiling
-                else self._spec(request, turns, items, modality, index, kwargs)
-                for index in range(items.get_count())
-            ]
-            for modality, items in inputs.mm_data_items.items()
-            if modality in self.modalities
-        }
-        if method_named(method).needs(self.encoder).seed:
-            specs = _seeded(specs, inputs.mm_data_items)
-        if request.explanation:
-            specs = _numbered(specs)
+        if profiling:
+            specs, reservation = self._specifier.profiling(inputs, kwargs), None
+        else:
+            specs, reservation = self._specifier.specs(request, turns, inputs, kwargs)
         kwargs[SPECS] = specs
         processed: Any = super().apply(replace(inputs, hf_processor_mm_kwargs=kwargs), timing_ctx)
         processed[SPECS] = specs
+        if reservation is not None:
+            processed[RESERVATION] = reservation
         for modality, modality_specs in specs.items():
             for item, spec in zip(processed["mm_kwargs"][modality], modality_specs, strict=True):
                 # An item in shared memory crosses as its address, but the scheduler must know
@@ -179,64 +173,6 @@ class PruningProcessor(BaseMultiModalProcessor[Any]):
         return self.turn_markers().turns_of_prompt(
             prompt, self.info.get_tokenizer(), self.placeholder_ids()
         )
-
-    def _profiling_spec(
-        self, items: Any, modality: str, index: int, kwargs: Mapping[str, object]
-    ) -> PruningSpec:
-        return PruningSpec(
-            budget=self.budget(items, modality, index, kwargs, 1.0),
-            num_tokens=self.num_visual_tokens(items, modality, index, kwargs),
-        )
-
-    def _spec(
-        self,
-        request: PruningRequest,
-        turns: Turns | LazyTurns,
-        items: Any,
-        modality: str,
-        index: int,
-        kwargs: Mapping[str, object],
-    ) -> PruningSpec:
-        retention = turns.item(modality, index).retention
-        if retention is None:
-            retention = request.retention
-        if retention is None:
-            retention = self.settings.default_retention
-        if retention == 1:
-            return UNPRUNED
-        if isinstance(items, EmbeddingItems | DictEmbeddingItems):
-            raise RequestError(
-                f"retention {retention} needs pixels, but {modality} {index} came as precomputed "
-                "embeddings, which carry no encoder states; send retention 1.0 with them",
-                parameter="retention",
-            )
-        budget = self.budget(items, modality, index, kwargs, retention)
-        if budget == self.budget(items, modality, index, kwargs, 1.0):
-            return UNPRUNED
-        assert request.method is not None
-        query = request.query
-        if not method_named(request.method).needs(self.encoder).query:
-            # All questions then share one selection, and one place in every cache.
-            query = ""
-        elif query is None:
-            mode = request.query_mode or self.settings.query_mode
-            query = turns.query(mode, modality, index)
-        elif request.query_mode == "none":
-            query = ""
-        return PruningSpec(
-            budget=budget,
-            num_tokens=self.num_visual_tokens(items, modality, index, kwargs),
-            query_ids=self._query_ids(query),
-            method=request.method,
-            scope=request.scope,
-            explanation=request.explanation,
-        )
-
-    def _query_ids(self, query: str) -> tuple[int, ...]:
-        if not query.strip():
-            return ()
-        token_ids = self.info.get_tokenizer().encode(query.strip(), add_special_tokens=False)
-        return tuple(sorted(set(token_ids)))
 
     def _get_mm_hashes(self, inputs: Any) -> Any:
         stock, specs = _split(inputs.hf_processor_mm_kwargs)
@@ -315,29 +251,6 @@ class _Shortened:
         content = self.replacement(item_idx) if callable(self.replacement) else self.replacement
         budget = self.specs[item_idx].budget
         return content[:1] * budget if budget else content
-
-
-def _seeded(specs: Specs, items: Any) -> dict[str, list[PruningSpec]]:
-    """Give the pruned items numbers that identify their content."""
-    return {
-        modality: [
-            replace(spec, seed=content_number(items[modality].get(index))) if spec.budget else spec
-            for index, spec in enumerate(modality_specs)
-        ]
-        for modality, modality_specs in specs.items()
-    }
-
-
-def _numbered(specs: Specs) -> dict[str, list[PruningSpec]]:
-    """Tell the pruned items of a request apart: images first, then videos."""
-    numbers = count()
-    return {
-        modality: [
-            replace(spec, item=number) if spec.budget else spec
-            for spec, number in zip(modality_specs, numbers, strict=False)
-        ]
-        for modality, modality_specs in specs.items()
-    }
 
 
 def _split(kwargs: Mapping[str, object]) -> tuple[dict[str, object], Specs]:

@@ -60,7 +60,11 @@ def turns_of_messages(messages: Iterable[Mapping[str, Any]], joints: Joints | No
         for part in parts:
             if (modality := _modality_of(part)) is not None:
                 items.setdefault(modality, []).append(
-                    ItemTurn(text if is_user else "", part.get("retention"))
+                    ItemTurn(
+                        text if is_user else "",
+                        part.get("retention"),
+                        part.get("max_visual_tokens"),
+                    )
                 )
     return Turns(last, items)
 

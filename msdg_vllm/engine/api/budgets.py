@@ -1,0 +1,98 @@
+"""How many tokens an item may keep: what was asked for, within what the operator allows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from msdg_vllm.core.errors import RequestError
+from msdg_vllm.request import AUTO, MAX_VISUAL_TOKENS, RETENTION, ItemTurn, PruningRequest
+from msdg_vllm.settings import Settings
+
+BudgetAt = Callable[[float], int]
+"""Tokens that are kept of something at a retention; all of them at 1.0."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpenItem:
+    """An item whose retention the server decides: who it is without its budget, and its tokens."""
+
+    identity: str
+    num_tokens: int
+
+
+class Chooser(Protocol):
+    """Whoever decides about open items; the server has one when it holds a target."""
+
+    def choose(
+        self, items: Sequence[OpenItem], fixed_tokens: int, encoder_tokens: int
+    ) -> tuple[Sequence[float], Any]:
+        """Return a retention for each item, and what stands for the request while it waits."""
+
+
+@dataclass(frozen=True, slots=True)
+class Budgeting:
+    """The rules of a server."""
+
+    settings: Settings
+
+    def retention_of(self, item: ItemTurn, request: PruningRequest) -> float | None:
+        """The fraction that was asked for of an item; None leaves it to the server."""
+        asked = item.retention if item.retention is not None else request.retention
+        floor = self.settings.min_retention
+        if asked is None or asked == AUTO:
+            return None
+        if isinstance(asked, float | int) and floor is not None and asked < floor:
+            raise RequestError(
+                f"retention {asked} is below what this server allows; send {floor} or more",
+                parameter=RETENTION,
+            )
+        return float(asked)
+
+    def most(self, item: ItemTurn, request: PruningRequest) -> int | None:
+        """The most tokens that an item may keep, whatever its size; None for no such number."""
+        own = item.max_visual_tokens or request.max_visual_tokens
+        return own or self.settings.max_visual_tokens
+
+    def budget(
+        self, retention: float, item: ItemTurn, request: PruningRequest, budget_at: BudgetAt
+    ) -> int:
+        """Tokens to keep of an item: its share, and no more than the count that was asked for."""
+        most = self.most(item, request)
+        budget = budget_at(retention)
+        if most is None or most >= budget:
+            return budget
+        floor = self.settings.min_retention
+        if floor is not None and most < (least := budget_at(floor)):
+            raise RequestError(
+                f"{MAX_VISUAL_TOKENS} {most} keeps less of an image than the fraction {floor} that "
+                f"this server allows at least; send {least} or more for this image",
+                parameter=MAX_VISUAL_TOKENS,
+            )
+        return most
+
+    def check_total(self, kept: int, kept_at: BudgetAt) -> None:
+        """Raise `RequestError` for a request that keeps more than one may."""
+        limit = self.settings.max_visual_tokens_per_request
+        if limit is None or kept <= limit:
+            return
+        fitting = largest_retention(limit, kept_at)
+        advice = "send fewer images" if fitting is None else f"it would fit at retention {fitting}"
+        raise RequestError(
+            f"this request keeps {kept} visual tokens, and this server allows {limit} per request; "
+            f"{advice}",
+            parameter=RETENTION,
+        )
+
+
+def largest_retention(limit: int, kept_at: BudgetAt) -> float | None:
+    """Return the largest retention of three decimals at which `limit` is kept; None for none."""
+    low, high = 0, 1000  # what fits at `low` thousandths; nothing is known beyond `high`
+    while low < high:
+        middle = (low + high + 1) // 2
+        if kept_at(middle / 1000) <= limit:
+            low = middle
+        else:
+            high = middle - 1
+    return low / 1000 if low else None

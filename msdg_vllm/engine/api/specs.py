@@ -1,0 +1,224 @@
+"""From a request's wishes to the spec of each of its items."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import count
+from typing import TYPE_CHECKING, Any
+
+from vllm.multimodal.parse import DictEmbeddingItems, EmbeddingItems
+
+from msdg_vllm.core import num_kept_tokens
+from msdg_vllm.core.errors import RequestError
+from msdg_vllm.engine.api.budgets import Budgeting, OpenItem
+from msdg_vllm.engine.api.content import content_number
+from msdg_vllm.engine.api.queries import LazyTurns
+from msdg_vllm.engine.spec import UNPRUNED, PruningSpec
+from msdg_vllm.methods import method_named
+from msdg_vllm.request import AUTO, PruningRequest, Turns
+
+if TYPE_CHECKING:
+    from msdg_vllm.engine.api.processor import PruningProcessor
+
+Specs = Mapping[str, Sequence[PruningSpec]]
+"""Specs of the items of a prompt, by modality."""
+
+
+class Specifier:
+    """Writes the specs of a prompt; geometry and tokenizer are its processor's."""
+
+    def __init__(self, processor: PruningProcessor) -> None:
+        self._processor = processor
+        self._budgeting = Budgeting(processor.settings)
+
+    def specs(
+        self,
+        request: PruningRequest,
+        turns: Turns | LazyTurns,
+        inputs: Any,
+        kwargs: Mapping[str, object],
+    ) -> tuple[Specs, Any]:
+        """Return the specs of all items, and what stands for the request while it waits."""
+        if request.explanation and not self._processor.settings.explain:
+            raise RequestError(
+                "pruning.explain is turned off on this server (--no-explain); leave it out",
+                parameter="pruning.explain",
+            )
+        chosen, reservation = self._choose(request, turns, inputs, kwargs)
+        specs: Specs = {
+            modality: [
+                self._spec(
+                    request, turns, items, modality, index, kwargs, chosen.get((modality, index))
+                )
+                for index in range(items.get_count())
+            ]
+            for modality, items in self._prunable(inputs)
+        }
+        self._check_total(specs, inputs, kwargs)
+        assert request.method is not None
+        if method_named(request.method).needs(self._processor.encoder).seed:
+            specs = _seeded(specs, inputs.mm_data_items)
+        if request.explanation:
+            specs = _numbered(specs)
+        return specs, reservation
+
+    def profiling(self, inputs: Any, kwargs: Mapping[str, object]) -> Specs:
+        """Return specs that keep every token, but by the way of a pruned item."""
+        return {
+            modality: [
+                PruningSpec(
+                    budget=self._processor.budget(items, modality, index, kwargs, 1.0),
+                    num_tokens=self._processor.num_visual_tokens(items, modality, index, kwargs),
+                )
+                for index in range(items.get_count())
+            ]
+            for modality, items in self._prunable(inputs)
+        }
+
+    def _prunable(self, inputs: Any) -> Iterator[tuple[str, Any]]:
+        for modality, items in inputs.mm_data_items.items():
+            if modality in self._processor.modalities:
+                yield modality, items
+
+    def _choose(
+        self,
+        request: PruningRequest,
+        turns: Turns | LazyTurns,
+        inputs: Any,
+        kwargs: Mapping[str, object],
+    ) -> tuple[Mapping[tuple[str, int], float], Any]:
+        """Ask whoever decides about the items that name no retention."""
+        places = [
+            (modality, items, index)
+            for modality, items in self._prunable(inputs)
+            if not isinstance(items, EmbeddingItems | DictEmbeddingItems)
+            for index in range(items.get_count())
+        ]
+        chooser = self._processor.chooser
+        if chooser is None:
+            wished = [request.retention, *(turns.item(m, i).retention for m, _, i in places)]
+            if AUTO in wished:
+                raise RequestError(
+                    'retention "auto" needs a server with a target for the time to first token '
+                    "(--target-ttft), and this one has none; send a number in (0, 1]",
+                    parameter="retention",
+                )
+            return {}, None
+        if not places:
+            return {}, None
+        fixed, total = len(inputs.prompt), 0
+        open_items: dict[tuple[str, int], OpenItem] = {}
+        for modality, items, index in places:
+            num_tokens = self._processor.num_visual_tokens(items, modality, index, kwargs)
+            total += num_tokens
+            retention = self._budgeting.retention_of(turns.item(modality, index), request)
+            if retention is not None:
+                fixed += num_kept_tokens(num_tokens, retention)
+                continue
+            query = self._query(request, turns, modality, index)
+            content = content_number(items.get(index))
+            identity = repr((content, query, request.method, request.scope))
+            open_items[modality, index] = OpenItem(identity, num_tokens)
+        retentions, reservation = chooser.choose(list(open_items.values()), fixed, total)
+        return dict(zip(open_items, retentions, strict=True)), reservation
+
+    def _spec(
+        self,
+        request: PruningRequest,
+        turns: Turns | LazyTurns,
+        items: Any,
+        modality: str,
+        index: int,
+        kwargs: Mapping[str, object],
+        chosen: float | None,
+    ) -> PruningSpec:
+        turn = turns.item(modality, index)
+        retention = self._budgeting.retention_of(turn, request)
+        if retention is None:
+            retention = self._processor.settings.default_retention if chosen is None else chosen
+        budget_at = partial(self._processor.budget, items, modality, index, kwargs)
+        is_embedded = isinstance(items, EmbeddingItems | DictEmbeddingItems)
+        if is_embedded and retention < 1:
+            raise RequestError(
+                f"retention {retention} needs pixels, but {modality} {index} came as precomputed "
+                "embeddings, which carry no encoder states; send retention 1.0 with them",
+                parameter="retention",
+            )
+        if is_embedded or (retention == 1 and self._budgeting.most(turn, request) is None):
+            return UNPRUNED
+        budget = self._budgeting.budget(retention, turn, request, budget_at)
+        if budget == budget_at(1.0):
+            return UNPRUNED
+        assert request.method is not None
+        return PruningSpec(
+            budget=budget,
+            num_tokens=self._processor.num_visual_tokens(items, modality, index, kwargs),
+            query_ids=self._query_ids(self._query(request, turns, modality, index)),
+            method=request.method,
+            scope=request.scope,
+            explanation=request.explanation,
+        )
+
+    def _query(
+        self, request: PruningRequest, turns: Turns | LazyTurns, modality: str, index: int
+    ) -> str:
+        assert request.method is not None
+        if (
+            request.query_mode == "none"
+            or not method_named(request.method).needs(self._processor.encoder).query
+        ):
+            # All questions then share one selection, and one place in every cache.
+            return ""
+        if request.query is not None:
+            return request.query
+        mode = request.query_mode or self._processor.settings.query_mode
+        return turns.query(mode, modality, index)
+
+    def _check_total(self, specs: Specs, inputs: Any, kwargs: Mapping[str, object]) -> None:
+        """Refuse a request that keeps more than the operator allows one to keep."""
+        if self._processor.settings.max_visual_tokens_per_request is None:
+            return
+        counts: list[tuple[int, Callable[[float], int]]] = []
+        for modality, items in self._prunable(inputs):
+            if isinstance(items, EmbeddingItems | DictEmbeddingItems):
+                continue
+            for index, spec in enumerate(specs[modality]):
+                budget_at = partial(self._processor.budget, items, modality, index, kwargs)
+                counts.append((spec.budget or budget_at(1.0), budget_at))
+        self._budgeting.check_total(
+            sum(kept for kept, _ in counts),
+            lambda retention: sum(budget_at(retention) for _, budget_at in counts),
+        )
+
+    def _query_ids(self, query: str) -> tuple[int, ...]:
+        if not query.strip():
+            return ()
+        token_ids = self._processor.info.get_tokenizer().encode(
+            query.strip(), add_special_tokens=False
+        )
+        return tuple(sorted(set(token_ids)))
+
+
+def _seeded(specs: Specs, items: Any) -> dict[str, list[PruningSpec]]:
+    """Give the pruned items numbers that identify their content."""
+    return {
+        modality: [
+            replace(spec, seed=content_number(items[modality].get(index))) if spec.budget else spec
+            for index, spec in enumerate(modality_specs)
+        ]
+        for modality, modality_specs in specs.items()
+    }
+
+
+def _numbered(specs: Specs) -> dict[str, list[PruningSpec]]:
+    """Tell the pruned items of a request apart: images first, then videos."""
+    numbers = count()
+    return {
+        modality: [
+            replace(spec, item=number) if spec.budget else spec
+            for spec, number in zip(modality_specs, numbers, strict=False)
+        ]
+        for modality, modality_specs in specs.items()
+    }
