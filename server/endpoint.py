@@ -29,16 +29,18 @@ from vllm.exceptions import VLLMNotFoundError, VLLMValidationError
 
 from msdg_vllm.settings import Settings
 from server import access, first_token, playground, rendering
-from server.description import PruningDescription, describe
+from server.adaptive.keeper import start_keeper
+from server.description import PruningDescription, describe, describe_target
 from server.metrics import MetricsPage, RequestMetrics
 from server.overlay import draw_overlay, draw_picture
 from server.request_size import RequestSizeLimit
 from server.schemas import (
+    IMAGE_FIELDS,
     IMAGE_PARTS,
-    IMAGE_RETENTION,
     Explanation,
     PruningBatchRequest,
     PruningChatRequest,
+    PruningFields,
     PruningResponsesRequest,
     refuse_pruning_fields,
 )
@@ -65,6 +67,8 @@ _EXPLANATION_ERRORS: dict[int | str, dict[str, Any]] = {
     for status in (HTTPStatus.NOT_FOUND, HTTPStatus.SERVICE_UNAVAILABLE)
 }
 
+RETENTION_HEADER = "X-MSDG-Retention"
+
 ExplanationId = Annotated[
     str, Path(description="`pruning.id` of a response whose request set `pruning.explain`.")
 ]
@@ -73,7 +77,7 @@ ExplanationId = Annotated[
 @router.post("/v1/chat/completions", dependencies=_JSON_ONLY, responses={**_STREAM, **_ERRORS})
 async def create_chat_completion(request: PruningChatRequest, raw_request: Request) -> Any:
     """Answer a chat; `retention` and `pruning` say how much of its images to keep."""
-    return await chat.create_chat_completion(request, raw_request)
+    return _with_header(await chat.create_chat_completion(request, raw_request), request)
 
 
 @router.post("/v1/chat/completions/batch", dependencies=_JSON_ONLY, responses=_ERRORS)
@@ -85,7 +89,14 @@ async def create_batch_chat_completion(request: PruningBatchRequest, raw_request
 @router.post("/v1/responses", dependencies=_JSON_ONLY, responses={**_STREAM, **_ERRORS})
 async def create_responses(request: PruningResponsesRequest, raw_request: Request) -> Any:
     """Create a response; `retention` and `pruning` say how much of its images to keep."""
-    return await responses.create_responses(request, raw_request)
+    return _with_header(await responses.create_responses(request, raw_request), request)
+
+
+def _with_header(response: Any, request: PruningFields) -> Any:
+    """Say in a header, which comes before any content, which retention the server chose."""
+    if request.chosen_retention is not None:
+        response.headers[RETENTION_HEADER] = str(request.chosen_retention)
+    return response
 
 
 async def _without_pruning(raw_request: Request) -> None:
@@ -130,8 +141,11 @@ async def count_tokens(request: AnthropicCountTokensRequest, raw_request: Reques
 @router.get("/v1/pruning")
 async def show_pruning(raw_request: Request) -> PruningDescription:
     """Describe what is on: model, encoder profile, methods, defaults, limits."""
-    description: PruningDescription = raw_request.app.state.msdg_description
-    return description
+    state = raw_request.app.state
+    description: PruningDescription = state.msdg_description
+    if state.msdg_keeper is None:
+        return description
+    return description.model_copy(update={"adaptive": describe_target(state.msdg_keeper)})
 
 
 @router.get("/v1/pruning/{explanation_id}", responses=_EXPLANATION_ERRORS)
@@ -218,7 +232,7 @@ class MsdgEndpointPlugin:
             routes += playground.router.routes
         app.router.routes.extend(routes)
         app.exception_handler(_AnthropicRefusal)(_anthropic_refusal)
-        _document_image_retention(app)
+        _document_image_fields(app)
         app.add_middleware(RequestSizeLimit, max_mb=settings.max_request_mb)
         access.install(app, app.state.args)
 
@@ -232,6 +246,7 @@ class MsdgEndpointPlugin:
         state.msdg_metrics_page = MetricsPage(engine_client, model_name)
         metrics = RequestMetrics(model_name)
         rendering.install(state.online_renderer, metrics)
+        state.msdg_keeper = start_keeper(engine_client, model_name)
         first_token.install(engine_client, metrics)
         for handler, generator in (
             (state.openai_serving_chat, "chat_completion_full_generator"),
@@ -248,15 +263,15 @@ async def _anthropic_refusal(_: Request, error: Exception) -> JSONResponse:
     return JSONResponse(content, HTTPStatus.BAD_REQUEST)
 
 
-def _document_image_retention(app: FastAPI) -> None:
-    """Add the key of an image part to the schemas that vLLM takes from OpenAI's package."""
+def _document_image_fields(app: FastAPI) -> None:
+    """Add the keys of an image part to the schemas that vLLM takes from OpenAI's package."""
     stock_openapi = app.openapi
 
     def openapi() -> dict[str, Any]:
         schema = stock_openapi()
         for name in IMAGE_PARTS:
             if part := schema["components"]["schemas"].get(name):
-                part["properties"]["retention"] = IMAGE_RETENTION
+                part["properties"].update(IMAGE_FIELDS)
         return schema
 
     app.openapi = openapi  # type: ignore[method-assign]

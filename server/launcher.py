@@ -9,13 +9,15 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Iterable, MutableMapping, Sequence
+from collections.abc import Iterable, Iterator, MutableMapping, Sequence
+from contextlib import contextmanager
 from importlib.metadata import entry_points
 from typing import Any
 
 from msdg_vllm import ARCHITECTURES
 from msdg_vllm.core.errors import MsdgError, SettingsError
 from msdg_vllm.settings import Setting, Settings, variable_of
+from server.adaptive.state import LOAD_FILE_VARIABLE, SharedLoad
 from server.machine import fit_machine, unsaid
 
 PLUGIN = "msdg"
@@ -67,7 +69,22 @@ def main(argv: Sequence[str] | None = None) -> None:
         parser.error(str(error))
     configure_logging_from_args(options)
     validate_parsed_serve_args(options)
-    ServeSubcommand.cmd(options)
+    with shared_load(os.environ):
+        ServeSubcommand.cmd(options)
+
+
+@contextmanager
+def shared_load(environment: MutableMapping[str, str]) -> Iterator[None]:
+    """Give the API processes of a server with a target one view of its load."""
+    if Settings.from_environment(environment).target_ttft is None:
+        yield
+        return
+    path = SharedLoad.create()
+    environment[LOAD_FILE_VARIABLE] = str(path)
+    try:
+        yield
+    finally:
+        path.unlink(missing_ok=True)
 
 
 def make_parser() -> Any:
@@ -92,12 +109,11 @@ def make_parser() -> Any:
 
 
 def _add_option(group: Any, name: str, setting: Setting, default: object) -> None:
-    def checked(text: str) -> str:
+    def parse(text: str) -> Any:
         try:
-            setting.parse(text)
+            return setting.parse(text)
         except ValueError as error:
             raise argparse.ArgumentTypeError(str(error)) from None
-        return text
 
     if isinstance(default, bool):
         default = "on" if default else "off"
@@ -105,7 +121,7 @@ def _add_option(group: Any, name: str, setting: Setting, default: object) -> Non
     if setting.choices:
         value = {"choices": setting.choices}
     elif setting.metavar:
-        value = {"type": checked, "metavar": setting.metavar}
+        value = {"type": parse, "metavar": setting.metavar}
     group.add_argument(
         f"--{name.replace('_', '-')}",
         default=None,
@@ -134,7 +150,7 @@ def apply_options(options: argparse.Namespace, environment: MutableMapping[str, 
         value = getattr(options, name)
         delattr(options, name)
         if value is not None:
-            environment[variable_of(name)] = str(int(value)) if isinstance(value, bool) else value
+            environment[variable_of(name)] = str(int(value) if isinstance(value, bool) else value)
     settings = Settings.from_environment(environment)
     if settings.profile is not None:
         from msdg_vllm.core.profiles import EncoderProfile

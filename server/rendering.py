@@ -19,6 +19,7 @@ from vllm.renderers import ChatParams
 from vllm.renderers.online_renderer import OnlineRenderer
 
 from msdg_vllm.core.errors import RequestError, RetentionError
+from msdg_vllm.engine.api.processor import RESERVATION
 from msdg_vllm.request import PRUNING
 from server.metrics import RequestMetrics
 from server.schemas import PruningFields, refuse_pruning_fields, wishes_of
@@ -39,7 +40,8 @@ def install(renderer: OnlineRenderer, metrics: RequestMetrics) -> None:
             raise _as_bad_request(error, request) from error
         if isinstance(request, PruningFields):
             tokens = VisualTokens.sum(map(VisualTokens.of_input, engine_inputs))
-            request.rendered(tokens)
+            tickets: list[Any] = [each.get(RESERVATION) for each in engine_inputs]
+            request.rendered(tokens, [r for t in tickets if t for r in t.decision.retentions])
             metrics.count(tokens)
         return conversation, engine_inputs
 

@@ -32,8 +32,8 @@ def reporting(generate: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitabl
             _with_counts(response.usage.input_tokens_details, tokens)
         else:
             return response
-        if request.wants_explanation:
-            response.pruning = {"id": request.explanation_id}
+        if request.report:
+            response.pruning = request.report
         return response
 
     return generate_and_report
@@ -44,7 +44,7 @@ def reporting_stream(
 ) -> Callable[..., AsyncGenerator[str, None]]:
     """Wrap a generator of chat chunks: the chunk with the usage carries the request's counts.
 
-    The id of an explanation comes with the first chunk.
+    The id of an explanation and the retention that the server chose come with the first chunk.
     """
 
     @wraps(generate)
@@ -52,12 +52,12 @@ def reporting_stream(
         request: Any, *args: Any, **kwargs: Any
     ) -> AsyncGenerator[str, None]:
         tokens = _tokens_of(request)
-        id_is_due = tokens is not None and request.wants_explanation
+        report = request.report if tokens is not None else {}
         async with aclosing(generate(request, *args, **kwargs)) as chunks:
             async for chunk in chunks:
-                if id_is_due and '"choices":[{' in chunk:
-                    id_is_due = False
-                    chunk = _edited(chunk, {"pruning": {"id": request.explanation_id}})
+                if report and '"choices":[{' in chunk:
+                    chunk = _edited(chunk, {"pruning": report})
+                    report = {}
                 elif tokens is not None and '"choices":[]' in chunk and '"usage":{' in chunk:
                     chunk = _edited(chunk, {}, details=tokens.as_details())
                 yield chunk

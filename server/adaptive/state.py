@@ -1,0 +1,148 @@
+"""What all API server processes know together about load, in one piece of shared memory."""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import mmap
+import os
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+NUM_TERMS = 3
+"""What work consists of: requests, computed prompt tokens, encoder tokens."""
+
+LOAD_FILE_VARIABLE = "MSDG_LOAD_FILE"
+"""Where the launcher tells all API processes which file they share."""
+
+MAX_PROCESSES = 64
+NUM_MEASURED = 128
+NUM_STICKY = 4096
+
+
+Doubles = ctypes.Array[ctypes.c_double]
+
+
+class Slot(ctypes.Structure):
+    """What one API process has sent to the engine and not yet seen the first token of."""
+
+    pid: int
+    work: Doubles
+    _fields_ = [("pid", ctypes.c_int64), ("work", ctypes.c_double * NUM_TERMS)]
+
+
+class Measurement(ctypes.Structure):
+    """A first token: when it came, how long it took, and how much longer than predicted."""
+
+    time: float
+    seconds: float
+    lateness: float
+    _fields_ = [
+        ("time", ctypes.c_double),
+        ("seconds", ctypes.c_double),
+        ("lateness", ctypes.c_double),
+    ]
+
+
+class Sticky(ctypes.Structure):
+    """The retention that an image was given, and when it was last asked for."""
+
+    identity: int
+    retention: float
+    used: float
+    _fields_ = [
+        ("identity", ctypes.c_uint64),
+        ("retention", ctypes.c_double),
+        ("used", ctypes.c_double),
+    ]
+
+
+class Load(ctypes.Structure):
+    """The state of the controller; all zero is its start.
+
+    Attributes:
+        level: Position of the level on the ladder, 0 at the ceiling.
+        raised: When the level last moved, or was last kept from rising.
+        rho: Share of the time that work may take; 0 before the first decision.
+        judged: When rho was last corrected.
+        started: When the first request came.
+        fixed, prunable: Seconds of work of recent requests, fading away.
+        faded: When the two were last brought up to date.
+        last_first_token: When the engine last finished a prompt.
+        group_gap, group_work: First tokens that came together: their time and their work.
+        gram, moment: Sums of the least squares that the costs are learnt by.
+        num_measured: First tokens measured so far.
+        checked: When it was last looked whether the processes of the slots live.
+    """
+
+    level: int
+    raised: float
+    rho: float
+    judged: float
+    started: float
+    fixed: float
+    prunable: float
+    faded: float
+    last_first_token: float
+    group_gap: float
+    group_work: Doubles
+    gram: Doubles
+    moment: Doubles
+    num_measured: int
+    checked: float
+    slots: ctypes.Array[Slot]
+    measured: ctypes.Array[Measurement]
+    sticky: ctypes.Array[Sticky]
+    _fields_ = [
+        ("level", ctypes.c_int64),
+        ("raised", ctypes.c_double),
+        ("rho", ctypes.c_double),
+        ("judged", ctypes.c_double),
+        ("started", ctypes.c_double),
+        ("fixed", ctypes.c_double),
+        ("prunable", ctypes.c_double),
+        ("faded", ctypes.c_double),
+        ("last_first_token", ctypes.c_double),
+        ("group_gap", ctypes.c_double),
+        ("group_work", ctypes.c_double * NUM_TERMS),
+        ("gram", ctypes.c_double * (NUM_TERMS * NUM_TERMS)),
+        ("moment", ctypes.c_double * NUM_TERMS),
+        ("num_measured", ctypes.c_int64),
+        ("checked", ctypes.c_double),
+        ("slots", Slot * MAX_PROCESSES),
+        ("measured", Measurement * NUM_MEASURED),
+        ("sticky", Sticky * NUM_STICKY),
+    ]
+
+
+class SharedLoad:
+    """A `Load` that every process sees which opens the same file, one at a time."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("r+b")
+        self._memory = mmap.mmap(self._file.fileno(), ctypes.sizeof(Load))
+        self._load = Load.from_buffer(self._memory)
+        # A file lock keeps processes apart, not the threads of one.
+        self._threads = threading.Lock()
+
+    @staticmethod
+    def create() -> Path:
+        """Make the file, in memory where the system has a place for that."""
+        folder = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+        handle, name = tempfile.mkstemp(prefix="msdg-load-", dir=folder)
+        os.truncate(handle, ctypes.sizeof(Load))
+        os.close(handle)
+        return Path(name)
+
+    @contextmanager
+    def locked(self) -> Iterator[Load]:
+        """Hold the state; the system lets go of it for a process that dies."""
+        with self._threads:
+            fcntl.lockf(self._file, fcntl.LOCK_EX)
+            try:
+                yield self._load
+            finally:
+                fcntl.lockf(self._file, fcntl.LOCK_UN)
