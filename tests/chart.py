@@ -22,7 +22,7 @@ EVERYTHING: dict[str, Any] = {
     **REQUIRED,
     "defaultRetention": 0.222,
     "tensorParallelSize": 2,
-    "autoscaling": {"enabled": True, "maxReplicas": 8},
+    "autoscaling": {"enabled": True, "maxReplicas": 8, "retentionShortfall": "500m"},
     "serviceMonitor": {"enabled": True, "labels": {"release": "prometheus"}},
     "huggingFace": {"existingSecret": "hub"},
     "limits": {"mediaDomains": ["images.example.com", "cdn.example.com"]},

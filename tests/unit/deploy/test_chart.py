@@ -159,10 +159,18 @@ def test_the_probes_ask_for_health_and_allow_a_slow_start() -> None:
 
 def test_the_autoscaler_reads_what_the_adapter_offers() -> None:
     adapter = yaml.safe_load((DEPLOY / "prometheus" / "adapter-values.yaml").read_text())
-    (rule,) = adapter["rules"]["custom"]
-    (metric,) = render(EVERYTHING)["HorizontalPodAutoscaler"]["spec"]["metrics"]
-    assert metric["pods"]["metric"]["name"] == rule["name"]["as"]
-    assert rule["seriesQuery"].startswith("vllm:num_requests_waiting{")
+    queue, level = adapter["rules"]["custom"]
+    metrics = render(EVERYTHING)["HorizontalPodAutoscaler"]["spec"]["metrics"]
+    names = [metric["pods"]["metric"]["name"] for metric in metrics]
+    assert names == [queue["name"]["as"], level["name"]["as"]]
+    assert queue["seriesQuery"].startswith("vllm:num_requests_waiting{")
+    assert level["seriesQuery"].startswith("msdg_retention_level{")
+
+
+def test_the_autoscaler_looks_at_the_level_only_where_it_is_told_to() -> None:
+    autoscaled = {**REQUIRED, "autoscaling": {"enabled": True}}
+    (metric,) = render(autoscaled)["HorizontalPodAutoscaler"]["spec"]["metrics"]
+    assert metric["pods"]["metric"]["name"] == "vllm_num_requests_waiting"
 
 
 def test_the_autoscaler_alone_decides_on_the_replicas() -> None:
