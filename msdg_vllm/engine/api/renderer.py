@@ -13,9 +13,11 @@ from typing import Any
 from vllm import envs
 from vllm.config import VllmConfig
 from vllm.logger import init_logger
+from vllm.multimodal.cache import LruKeyReplicatedSenderCache
 from vllm.renderers.hf import HfRenderer
 
 from msdg_vllm.core.errors import RequestError
+from msdg_vllm.engine.api import delivery, images
 from msdg_vllm.engine.api.processor import PruningProcessor
 from msdg_vllm.engine.api.queries import turns_of_messages
 from msdg_vllm.request import PRUNING, RETENTION, PruningRequest, check_parts
@@ -32,9 +34,13 @@ class PruningRenderer(HfRenderer):
 
     def __init__(self, config: VllmConfig, tokenizer: Any) -> None:
         super().__init__(config, tokenizer)
+        images.install()
         if isinstance(self.mm_processor, PruningProcessor):
             # Here rather than in a worker: the message is the last thing the operator reads.
             self.mm_processor.check_config(config)
+        if type(self._mm_processor_cache) is LruKeyReplicatedSenderCache:
+            delivery.install()
+            self._mm_processor_cache = delivery.DeliverySenderCache(config.model_config)
 
     def warmup(self, chat_params: Any) -> None:
         super().warmup(chat_params)
