@@ -42,6 +42,7 @@ RESERVATION = "msdg_reservation"
 """Key under which it carries what stands for it while it waits, if someone decided about it."""
 
 _PROFILING = "msdg_profiling"
+_DUMMY = object()
 
 
 class PruningProcessor(BaseMultiModalProcessor[Any]):
@@ -118,7 +119,8 @@ class PruningProcessor(BaseMultiModalProcessor[Any]):
 
     def apply(self, inputs: Any, timing_ctx: Any) -> Any:
         kwargs = dict(inputs.hf_processor_mm_kwargs)
-        profiling = kwargs.pop(_PROFILING, False)
+        # A request that sends the name cannot send the value, so it gets nothing by it.
+        profiling = kwargs.pop(_PROFILING, None) is _DUMMY
         request = PruningRequest.take_from(kwargs)
         check_processor_kwargs(kwargs)
         method = request.method or self.settings.default_method
@@ -138,6 +140,7 @@ class PruningProcessor(BaseMultiModalProcessor[Any]):
             processed[RESERVATION] = reservation
         for modality, modality_specs in specs.items():
             for item, spec in zip(processed["mm_kwargs"][modality], modality_specs, strict=True):
+                self._check_pixels(item)
                 # An item in shared memory crosses as its address, but the scheduler must know
                 # what it costs; see engine/scheduling.py.
                 if item and spec.budget and field_name(modality) not in item:
@@ -146,11 +149,26 @@ class PruningProcessor(BaseMultiModalProcessor[Any]):
                     )
         return processed
 
+    def _check_pixels(self, item: Mapping[str, Any] | None) -> None:
+        """Raise `RequestError` for pixels that a tower of one resolution cannot take.
+
+        Only trusted `mm_processor_kwargs` make such; they would end the engine.
+        """
+        side = getattr(self.info.get_hf_config().vision_config, "image_size", None)
+        pixels = (item or {}).get("pixel_values")
+        shape = () if pixels is None else tuple(pixels.data.shape)
+        if side and len(shape) > 2 and shape[-2:] != (side, side):
+            raise RequestError(
+                f"mm_processor_kwargs make an image of {shape[-1]} x {shape[-2]} pixels, but the "
+                f"vision encoder takes {side} x {side}; leave out what changes the size",
+                parameter="mm_processor_kwargs",
+            )
+
     def get_dummy_inputs(self, *args: Any, **kwargs: Any) -> Any:
         # Memory is profiled on these: they keep every token, but by the way of a pruned image.
         inputs = super().get_dummy_inputs(*args, **kwargs)
         return replace(
-            inputs, hf_processor_mm_kwargs={**inputs.hf_processor_mm_kwargs, _PROFILING: True}
+            inputs, hf_processor_mm_kwargs={**inputs.hf_processor_mm_kwargs, _PROFILING: _DUMMY}
         )
 
     def turn_markers(self, chat_template: str | None = None) -> TurnMarkers:
