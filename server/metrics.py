@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import fcntl
+import json
+import math
+import os
+import time
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 from itertools import accumulate
+from pathlib import Path
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
@@ -25,6 +32,9 @@ logger = init_logger(f"vllm.{__name__}")
 
 _RETENTION_BUCKETS = (0.05, 0.1, 0.15, 0.25, 0.35, 0.5, 0.75, 0.99, 1.0)
 _SCRAPE_TIMEOUT_SECONDS = 2.0
+
+REFRESH_SECONDS = 1.0
+"""A page of /metrics is at most this old; nobody makes the workers be asked more often."""
 
 
 class RequestMetrics:
@@ -80,28 +90,41 @@ class RequestMetrics:
 
 
 class WorkerMetrics(Collector):
-    """What the workers count, read when someone asks.
+    """What the workers count, asked at most once a second by all API processes together.
 
     Their totals are the same whichever API process answers, so they are no values of that
     process: those would be added up once per process.
     """
 
-    def __init__(self, engine_client: EngineClient, model_name: str) -> None:
+    def __init__(
+        self, engine_client: EngineClient, model_name: str, shared_folder: str | None = None
+    ) -> None:
         self._engine_client = engine_client
         self._model_name = model_name
+        self._shared = None if shared_folder is None else SharedTotals(Path(shared_folder))
         self._totals: list[dict[str, Any]] = []
 
     async def refresh(self) -> None:
         """Ask the workers; when the engine is too busy to answer, the last totals stand."""
+        if self._shared is None:
+            self._totals = await self._ask() or self._totals
+        elif self._shared.take_turn():
+            if (totals := await self._ask()) is not None:
+                self._shared.write(totals)
+                self._totals = totals
+        else:
+            self._totals = self._shared.read() or self._totals
+
+    async def _ask(self) -> list[dict[str, Any]] | None:
         try:
             answers = await ask_workers(
                 self._engine_client, "msdg_statistics", timeout=_SCRAPE_TIMEOUT_SECONDS
             )
         except (TimeoutError, EngineDeadError) as error:
             logger.debug("The workers did not report their statistics: %r", error)
-            return
+            return None
         # Tensor-parallel ranks do the same work: one of them speaks for the engine.
-        self._totals = [
+        return [
             max(ranks, key=lambda rank: int(rank["encoder_images"]))
             for answer in answers
             if (ranks := [rank for rank in answer if rank is not None])
@@ -134,16 +157,63 @@ class WorkerMetrics(Collector):
         return [[0] * (len(SECONDS_BUCKETS) + 1), *(t["seconds_buckets"] for t in self._totals)]
 
 
+class SharedTotals:
+    """The workers' totals in a file, for all API processes, and whose turn it is to ask."""
+
+    def __init__(self, folder: Path) -> None:
+        self._file = folder / "msdg_totals.json"
+        self._turn = folder / "msdg_totals.turn"
+        self._turn.touch()
+
+    def take_turn(self) -> bool:
+        """Whether nobody has asked for a second; if so, it is this process that asks."""
+        with self._turn.open("r+") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            now = time.time()
+            if now - float(file.read() or 0) < REFRESH_SECONDS:
+                return False
+            file.seek(0)
+            file.write(repr(now))
+            file.truncate()
+            return True
+
+    def read(self) -> list[dict[str, Any]]:
+        """Return the latest totals; none before the first answer."""
+        try:
+            totals: list[dict[str, Any]] = json.loads(self._file.read_text())
+        except FileNotFoundError:
+            return []
+        return totals
+
+    def write(self, totals: list[dict[str, Any]]) -> None:
+        """Replace the totals at once, so that no reader sees half of them."""
+        draft = self._file.with_suffix(f".{os.getpid()}")
+        draft.write_text(json.dumps(totals))
+        draft.replace(self._file)
+
+
 class MetricsPage:
-    """The text of /metrics: all that vLLM shows there, and what the workers count."""
+    """The text of /metrics: all that vLLM shows there, and what the workers count.
+
+    Anyone may read it, as often as they like: it is written at most once a second.
+    """
 
     def __init__(self, engine_client: EngineClient, model_name: str) -> None:
         self._stock = get_prometheus_registry()
-        self._workers = WorkerMetrics(engine_client, model_name)
+        self._workers = WorkerMetrics(
+            engine_client, model_name, os.environ.get("PROMETHEUS_MULTIPROC_DIR")
+        )
         self._own = CollectorRegistry()
         self._own.register(self._workers)
+        self._page = b""
+        self._written = -math.inf
+        self._writing = asyncio.Lock()
 
     async def render(self) -> bytes:
-        """Ask the workers and write the page."""
-        await self._workers.refresh()
-        return bytes(generate_latest(self._stock) + generate_latest(self._own))
+        """Return a page that is at most a second old."""
+        async with self._writing:
+            if time.monotonic() - self._written >= REFRESH_SECONDS:
+                await self._workers.refresh()
+                self._page = bytes(generate_latest(self._stock) + generate_latest(self._own))
+                self._written = time.monotonic()
+            return self._page
