@@ -32,10 +32,12 @@ def register() -> None:
     from vllm.renderers.registry import RENDERER_REGISTRY
 
     from msdg_vllm.engine import scheduling
+    from msdg_vllm.engine.parent import die_with_parent
     from msdg_vllm.engine.worker import rpc
     from msdg_vllm.models.mini_gemini.config import register_configs
     from msdg_vllm.settings import Settings
 
+    die_with_parent()
     Settings.from_environment()
     for architecture, model_class in ARCHITECTURES.items():
         ModelRegistry.register_model(architecture, model_class)

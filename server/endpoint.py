@@ -6,7 +6,9 @@ their body; what happens to it is in `server.rendering` and `server.usage`.
 
 from __future__ import annotations
 
+import asyncio
 from argparse import Namespace
+from functools import partial
 from http import HTTPStatus
 from typing import Annotated, Any
 
@@ -28,12 +30,12 @@ from vllm.entrypoints.serve.utils.api_utils import validate_json_request
 from vllm.exceptions import VLLMNotFoundError, VLLMValidationError
 
 from msdg_vllm.settings import Settings
-from server import access, first_token, playground, rendering
+from server import access, first_token, malformed, playground, probes, rendering, shutdown
 from server.adaptive.keeper import start_keeper
 from server.description import PruningDescription, describe, describe_target
 from server.metrics import MetricsPage, RequestMetrics
 from server.overlay import draw_overlay, draw_picture
-from server.request_size import RequestSizeLimit
+from server.request_size import RequestSizeLimit, refuse_too_many_answers
 from server.schemas import (
     IMAGE_FIELDS,
     IMAGE_PARTS,
@@ -226,15 +228,17 @@ class MsdgEndpointPlugin:
 
     def attach_router(self, app: FastAPI) -> None:
         """Replace the routes that take pruning fields, and add our own."""
-        routes = [*router.routes]
+        routes = [*router.routes, *probes.router.routes]
         settings = Settings.from_environment()
         if settings.playground and not app.state.args.disable_fastapi_docs:
             routes += playground.router.routes
         app.router.routes.extend(routes)
         app.exception_handler(_AnthropicRefusal)(_anthropic_refusal)
+        malformed.install(app)
         _document_image_fields(app)
         app.add_middleware(RequestSizeLimit, max_mb=settings.max_request_mb)
         access.install(app, app.state.args)
+        app.add_middleware(shutdown.Availability)
 
     async def init_state(
         self, engine_client: EngineClient | None, state: State, args: Namespace
@@ -244,6 +248,11 @@ class MsdgEndpointPlugin:
         model_name = state.openai_serving_models.base_model_paths[0].name
         state.msdg_description = describe(engine_client, model_name)
         state.msdg_metrics_page = MetricsPage(engine_client, model_name)
+        heart = probes.Heart(partial(ask_workers, engine_client, "msdg_statistics", timeout=None))
+        state.msdg_condition = probes.Condition(engine_client, heart)
+        state.msdg_heart = asyncio.create_task(heart.beat())
+        shutdown.install(engine_client, state)
+        refuse_too_many_answers(engine_client)
         metrics = RequestMetrics(model_name)
         rendering.install(state.online_renderer, metrics)
         state.msdg_keeper = start_keeper(engine_client, model_name)

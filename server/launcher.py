@@ -57,6 +57,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     from vllm.entrypoints.serve.utils.api_utils import cli_env_setup
     from vllm.logger import configure_logging_from_args
 
+    from server.shutdown import asked_to_stop
+
     cli_env_setup()
     parser = make_parser()
     options = parser.parse_args(arguments, unsaid())
@@ -71,6 +73,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     validate_parsed_serve_args(options)
     with shared_load(os.environ):
         ServeSubcommand.cmd(options)
+    if not asked_to_stop():
+        sys.exit("server: error: the engine has failed; see the log above")
 
 
 @contextmanager
@@ -92,6 +96,8 @@ def make_parser() -> Any:
     from vllm.entrypoints.launchers.cli_args import make_arg_parser
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
+    from server.shutdown import DEFAULT_TIMEOUT
+
     parser = FlexibleArgumentParser(
         prog="msdg-vllm serve",
         usage="msdg-vllm serve MODEL [options]",
@@ -105,7 +111,9 @@ def make_parser() -> Any:
     defaults = Settings()
     for name, setting in Settings.table().items():
         _add_option(group, name, setting, getattr(defaults, name))
-    return make_arg_parser(parser)
+    parser = make_arg_parser(parser)
+    parser.set_defaults(shutdown_timeout=DEFAULT_TIMEOUT)
+    return parser
 
 
 def _add_option(group: Any, name: str, setting: Setting, default: object) -> None:

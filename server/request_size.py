@@ -1,4 +1,8 @@
-"""How large a request may be: vLLM and uvicorn would read a body of any size into memory."""
+"""How large a request may be.
+
+vLLM and uvicorn would read a body of any size into memory, and ask for a retry of one that wants
+more answers than the queue has places.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,8 @@ from fastapi import HTTPException
 from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from vllm.engine.protocol import EngineClient
+from vllm.exceptions import VLLMValidationError
 
 MB = 1_000_000
 
@@ -47,3 +53,20 @@ class RequestSizeLimit:
         error = {"message": self.message, "type": status.phrase, "param": None, "code": status}
         # The client may still be sending: there is no telling where its next request starts.
         return JSONResponse({"error": error}, status, headers={"Connection": "close"})
+
+
+def refuse_too_many_answers(engine_client: EngineClient) -> None:
+    """Refuse for good what no retry can bring into the queue."""
+    limit = engine_client.vllm_config.scheduler_config.max_num_queued_reqs
+    stock = engine_client.check_admission
+
+    def check_admission(n: int = 1, request_id: str | None = None) -> None:
+        if limit is not None and n > limit:
+            raise VLLMValidationError(
+                f"the request asks for {n} answers at a time, and this server has places for "
+                f"{limit}; ask for fewer",
+                parameter="n",
+            )
+        stock(n, request_id)
+
+    engine_client.check_admission = check_admission  # type: ignore[method-assign]

@@ -11,7 +11,10 @@ _TIMEOUT_SECONDS = 30.0
 
 
 async def ask_workers(
-    engine_client: EngineClient, method: str, *args: object, timeout: float = _TIMEOUT_SECONDS
+    engine_client: EngineClient,
+    method: str,
+    *args: object,
+    timeout: float | None = _TIMEOUT_SECONDS,
 ) -> list[list[Any]]:
     """Call a method of all workers: one list per engine, in it one result per rank.
 

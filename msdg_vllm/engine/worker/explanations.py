@@ -134,7 +134,7 @@ class ExplanationStore:
 
     def keep(self, key: int, tile: TileExplanation) -> None:
         """Add a tile to the explanation of the request `key`."""
-        self._drop_expired()
+        self.drop_expired()
         tile = tile.to_host()
         if tile.num_bytes > self.max_bytes:
             return
@@ -148,7 +148,7 @@ class ExplanationStore:
 
     def get(self, key: int, *, with_pictures: bool = False) -> list[dict[str, Any]] | None:
         """Return the tiles of a request in order, or None when it is unknown or expired."""
-        self._drop_expired()
+        self.drop_expired()
         tiles = self._tiles.get(key)
         if tiles is None:
             return None
@@ -164,7 +164,8 @@ class ExplanationStore:
         """Memory held."""
         return self._num_bytes
 
-    def _drop_expired(self) -> None:
+    def drop_expired(self) -> None:
+        """Forget what is older than its lifetime."""
         limit = self._clock() - self.lifetime
         while self._tiles and self._born[key := next(iter(self._tiles))] < limit:
             self._drop(key)

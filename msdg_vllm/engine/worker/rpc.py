@@ -14,9 +14,16 @@ from msdg_vllm.engine.worker.model import PruningModel
 
 
 def msdg_statistics(worker: WorkerBase) -> dict[str, Any] | None:
-    """Return what this worker counted; None if its model cannot be pruned."""
+    """Return what this worker counted; None if its model cannot be pruned.
+
+    The server asks every few seconds, so that expired explanations do not stay for want of the
+    next one.
+    """
     model = worker.get_model()
-    return model.statistics.snapshot() if isinstance(model, PruningModel) else None
+    if not isinstance(model, PruningModel):
+        return None
+    model.explanations.drop_expired()
+    return model.statistics.snapshot()
 
 
 def msdg_explanation(

@@ -1,0 +1,142 @@
+"""How the server ends: new requests are refused, running ones finish or are told, then it is gone.
+
+Fills gaps: vLLM stops the engine while streams still wait for it, and then waits for those streams
+without a limit; a new request meanwhile is a 500; and a crash ends with exit code 0.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+import time
+from collections.abc import Callable
+from http import HTTPStatus
+from typing import Any
+
+from starlette.datastructures import MutableHeaders, State
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from vllm.engine.protocol import EngineClient
+from vllm.logger import init_logger
+
+logger = init_logger(f"vllm.{__name__}")
+
+DEFAULT_TIMEOUT = 25
+"""Seconds that running requests may take after SIGTERM; Kubernetes kills after 30."""
+
+RETRY_SECONDS = 1
+PROBE_PATHS = frozenset({"/health", "/health/live", "/health/ready", "/metrics", "/ping"})
+
+_ABORT_SECONDS = 2.0
+_ENGINE_SECONDS = 5.0
+_HANGING_SECONDS = 10.0
+
+
+class Traffic:
+    """The requests of this process that are not answered yet, and whether more are welcome."""
+
+    def __init__(self) -> None:
+        self.in_flight = 0
+        self.draining = False
+
+    def wait(self, seconds: float) -> bool:
+        """Wait until all are answered; say whether they are. Not for the event loop's thread."""
+        deadline = time.monotonic() + seconds
+        while self.in_flight and time.monotonic() < deadline:
+            time.sleep(0.02)
+        return not self.in_flight
+
+
+traffic = Traffic()
+
+
+def asked_to_stop() -> bool:
+    """Whether a signal asked this process to end; otherwise the engine has failed."""
+    return traffic.draining
+
+
+class Availability:
+    """Counts requests, refuses new ones during a drain, and says when to try again after a 503."""
+
+    def __init__(self, app: ASGIApp, traffic: Traffic = traffic) -> None:
+        self.app = app
+        self.traffic = traffic
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on, or answer it with a 503."""
+        path = scope.get("path", "").removeprefix(scope.get("root_path", ""))
+        if scope["type"] != "http" or path in PROBE_PATHS:
+            return await self.app(scope, receive, send)
+        if self.traffic.draining:
+            return await _refusal()(scope, receive, send)
+
+        async def send_with_retry(message: Message) -> None:
+            unavailable = HTTPStatus.SERVICE_UNAVAILABLE
+            if message["type"] == "http.response.start" and message["status"] == unavailable:
+                MutableHeaders(scope=message).setdefault("Retry-After", str(RETRY_SECONDS))
+            await send(message)
+
+        self.traffic.in_flight += 1
+        try:
+            await self.app(scope, receive, send_with_retry)
+        finally:
+            self.traffic.in_flight -= 1
+
+
+def _refusal() -> JSONResponse:
+    status = HTTPStatus.SERVICE_UNAVAILABLE
+    error = {
+        "message": "the server is stopping and takes no new requests; send this one again, it "
+        "will reach the next server",
+        "type": status.phrase,
+        "param": None,
+        "code": status,
+    }
+    headers = {"Retry-After": str(RETRY_SECONDS), "Connection": "close"}
+    return JSONResponse({"error": error}, status, headers=headers)
+
+
+def install(engine_client: EngineClient, state: State) -> None:
+    """Let running requests end before vLLM stops the engine, and end the process for certain."""
+    loop = asyncio.get_running_loop()
+    stock: Callable[..., None] = engine_client.shutdown
+
+    def abort_all() -> None:
+        requests: Any = engine_client.output_processor.request_states  # type: ignore[attr-defined]
+        abortion = engine_client.abort(list(requests), internal=True)  # type: ignore[call-arg]
+        asyncio.run_coroutine_threadsafe(abortion, loop).result(_ABORT_SECONDS)
+
+    def shutdown(timeout: float | None = None) -> None:
+        if traffic.draining or not timeout or not loop.is_running():
+            traffic.draining = True
+            stock(timeout=timeout)
+            return
+        traffic.draining = True
+        logger.info("Draining: %d requests have %s s to end.", traffic.in_flight, timeout)
+        _leave_after(timeout + _ENGINE_SECONDS + _HANGING_SECONDS)
+        # What vLLM's own parent of several API processes waits for includes the rest.
+        if not traffic.wait(max(0.5, timeout - _ABORT_SECONDS - 1)):
+            logger.warning("Draining: %d requests are aborted.", traffic.in_flight)
+            try:
+                abort_all()
+            except Exception as error:  # the engine may be gone or stuck
+                logger.warning("Draining: could not abort: %r", error)
+            traffic.wait(_ABORT_SECONDS)
+        stock(timeout=_ENGINE_SECONDS)
+        # Connections that are still open would keep uvicorn waiting without a limit.
+        state.server.force_exit = bool(traffic.in_flight)
+
+    engine_client.shutdown = shutdown  # type: ignore[method-assign]
+
+
+def _leave_after(seconds: float) -> None:
+    """End the process if nothing else has ended it by then."""
+
+    def leave() -> None:
+        logger.error("The server did not stop within %s s: it is ended now.", seconds)
+        os._exit(1)
+
+    timer = threading.Timer(seconds, leave)
+    timer.daemon = True
+    timer.start()
