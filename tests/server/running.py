@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import subprocess
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ import openai
 from PIL import Image
 
 from benchmarks.shared.server_process import running
+from server.metrics import REFRESH_SECONDS
 
 MODEL = "tiny-llava"
 MAX_MODEL_LEN = 2048
@@ -67,7 +69,9 @@ class Server:
         return httpx.post(self.url + path, headers=headers, timeout=120, **content, **options)
 
     def metrics(self) -> dict[str, float]:
-        """All samples of /metrics by their name and labels."""
+        """All samples of /metrics by their name and labels, none older than this call."""
+        # A page lives for a second, with several processes for one more.
+        time.sleep(2 * REFRESH_SECONDS)
         samples = {}
         for line in self.get("/metrics").text.splitlines():
             if line and not line.startswith("#"):

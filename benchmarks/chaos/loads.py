@@ -1,0 +1,177 @@
+"""Loads that a living server must bear: overload, departures, floods of images and of probes."""
+
+import asyncio
+import time
+from contextlib import suppress
+from statistics import median
+from typing import Any
+
+import httpx
+
+from benchmarks.chaos.fuzzing import fuzz
+from benchmarks.chaos.outcome import Outcome
+from benchmarks.chaos.traffic import (
+    CHAT,
+    Reply,
+    chat,
+    client_of,
+    image_part,
+    many,
+    p95,
+    post,
+    statuses,
+)
+
+TINY = (8, 8)
+
+
+async def overload(url: str, model: str) -> Outcome:
+    """Three times what the queue holds, then every refused request once more."""
+    start = time.monotonic()
+    async with client_of(url, connections=256) as client:
+
+        def body(number: int) -> dict[str, Any]:
+            return chat(model, [image_part(number)], retention=0.111, max_tokens=32)
+
+        replies = await many(lambda number: post(client, body(number)), 96, at_once=96)
+        refused = [number for number, reply in enumerate(replies) if reply.status == 503]
+        again = await many(lambda index: post(client, body(refused[index])), len(refused), 4)
+    faults = [reply for reply in (*replies, *again) if reply.is_fault]
+    survived = bool(refused) and not faults and {reply.status for reply in again} == {200}
+    note = f"{statuses(replies)}; the refused again: {statuses(again)}"
+    return Outcome("three times the queue", survived, time.monotonic() - start, note)
+
+
+async def late_refusals(url: str, model: str) -> Outcome:
+    """Requests refused after their image was rendered, each followed by a valid one with it."""
+    start = time.monotonic()
+    async with client_of(url) as client:
+        refused, valid = [], []
+        for number in range(40):
+            images = [image_part(1000 + number)]
+            wrong: dict[str, Any] = (
+                {"logit_bias": {"999999": 1}}
+                if number % 2
+                else {"logprobs": True, "top_logprobs": 10_000}
+            )
+            refused.append(await post(client, chat(model, images, retention=0.111, **wrong)))
+            valid.append(await post(client, chat(model, images, retention=0.111)))
+    survived = {reply.status for reply in refused} == {400} and (
+        {reply.status for reply in valid} == {200}
+    )
+    note = f"{statuses(refused)}; valid ones with the same image: {statuses(valid)}"
+    return Outcome("late refusals", survived, time.monotonic() - start, note)
+
+
+async def departures(url: str, model: str) -> Outcome:
+    """Clients that leave before their answer; then the same images from clients that stay."""
+    start = time.monotonic()
+
+    async def leave(number: int) -> Reply:
+        body = chat(model, [image_part(2000 + number % 50)], retention=0.111, max_tokens=256)
+        async with client_of(url) as client:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(0.01 + 0.004 * (number % 60)):
+                    await client.post(CHAT, json=body)
+        return Reply("left", 0.0)
+
+    await many(leave, 500, at_once=16)
+    async with client_of(url) as client:
+
+        def stay(number: int) -> Any:
+            return post(client, chat(model, [image_part(2000 + number)], retention=0.111))
+
+        replies = await many(stay, 50, at_once=8)
+    survived = {reply.status for reply in replies} == {200}
+    note = f"500 left; afterwards {statuses(replies)}"
+    return Outcome("clients that leave", survived, time.monotonic() - start, note)
+
+
+async def waits_beside(
+    url: str, model: str, num_images: int, retention: float
+) -> tuple[list[float], Reply]:
+    """Seconds that small requests with an image wait beside one large request of tiny images."""
+    waits: list[float] = []
+    async with client_of(url) as client:
+        images = [image_part(10_000 + number, TINY) for number in range(num_images)]
+        body = chat(model, images, retention=retention)
+        large = asyncio.create_task(post(client, body, seconds=600))
+        await asyncio.sleep(0.1)
+        number = 0
+        while not large.done() or len(waits) < 20:
+            number += 1
+            small = chat(model, [image_part(20_000 + number)], retention=0.111, max_tokens=1)
+            waits.append((await post(client, small, seconds=600)).seconds)
+        return waits, await large
+
+
+async def image_flood(url: str, model: str) -> Outcome:
+    """One request of 400 tiny images at the lowest retention, others beside it."""
+    start = time.monotonic()
+    waits, large = await waits_beside(url, model, 400, 1e-9)
+    note = (
+        f"400 images: {large.status} after {large.seconds:.1f} s; the others waited "
+        f"{median(waits):.2f} s (p95 {p95(waits):.2f} s, {len(waits)} requests)"
+    )
+    return Outcome("400 images in a request", large.status == 200, time.monotonic() - start, note)
+
+
+async def metrics_flood(url: str, model: str) -> Outcome:
+    """Throughput with and without eight connections that read /metrics without a pause."""
+
+    async def throughput(seconds: float) -> float:
+        done, end = 0, time.monotonic() + seconds
+        async with client_of(url) as client:
+
+            async def ask() -> None:
+                nonlocal done
+                while time.monotonic() < end:
+                    reply = await post(client, chat(model, [image_part(done % 7)], retention=0.111))
+                    done += reply.status == 200
+
+            await asyncio.gather(*(ask() for _ in range(8)))
+        return done / seconds
+
+    start = time.monotonic()
+    await throughput(3)
+    alone = await throughput(10)
+    reading, reads = True, 0
+
+    async def read() -> None:
+        nonlocal reads
+        async with httpx.AsyncClient(base_url=url, timeout=None) as client:
+            while reading:
+                await client.get("/metrics")
+                reads += 1
+
+    readers = [asyncio.create_task(read()) for _ in range(8)]
+    beside = await throughput(10)
+    reading = False
+    await asyncio.gather(*readers)
+    note = f"{alone:.1f} requests/s alone, {beside:.1f} beside {reads / 10:.0f} reads/s"
+    # The readers and the requests share the cores of one machine: half is what is promised.
+    return Outcome("/metrics flood", beside > alone / 2, time.monotonic() - start, note)
+
+
+async def fuzzed(url: str, model: str, num_requests: int) -> Outcome:
+    """Requests that are wrong in every way we know."""
+    start = time.monotonic()
+    replies = await fuzz(url, model, num_requests)
+    faults = [reply for reply in replies if reply.is_fault]
+    async with client_of(url) as client:
+        after = await post(client, chat(model, [image_part(1)], retention=0.111))
+    note = f"{len(replies)}: {statuses(replies)}; {len(faults)} faults" + (
+        f", first: {faults[0].status} {faults[0].body[:200]}" if faults else ""
+    )
+    seconds = time.monotonic() - start
+    return Outcome("fuzzed requests", not faults and after.status == 200, seconds, note)
+
+
+LOADS = {
+    "overload": overload,
+    "late-refusals": late_refusals,
+    "departures": departures,
+    "image-flood": image_flood,
+    "metrics-flood": metrics_flood,
+}
+"""Loads by name; all share one server."""
