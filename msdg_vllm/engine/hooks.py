@@ -40,6 +40,16 @@ TABLE = """\
 | `multimodal.processing.processor:BaseMultiModalProcessor._get_mm_fields_config(self, hf_inputs, hf_processor_mm_kwargs)` | override | `engine/api/processor.py` | declares the field with the specs |
 | `multimodal.processing.processor:BaseMultiModalProcessor._get_prompt_updates(self, mm_items, hf_processor_mm_kwargs, out_mm_kwargs)` | override | `engine/api/processor.py` | as many placeholders as the budget |
 | `multimodal.hasher:MultiModalHasher.hash_kwargs(cls, algorithm, **kwargs)` | call | `engine/api/processor.py` | identities are made as vLLM makes its own |
+| `multimodal.cache.lru:LruKeyReplicatedSenderCache.is_cached_item(self, mm_hash)` | override | `engine/api/delivery.py` | an image that never reached the engine is rendered again |
+| `multimodal.cache.lru:LruKeyReplicatedSenderCache.get_and_update_item(self, mm_item, mm_hash)` | override | `engine/api/delivery.py` | or travels with every request that holds it |
+| `multimodal.cache.lru:LruKeyReplicatedSenderCache.invalidate(self, mm_hash)` | override | `engine/api/delivery.py` | the same |
+| `multimodal.cache.lru:LruKeyReplicatedSenderCache._cache` | replace | `engine/api/delivery.py` | the engine remembers longer than the API process |
+| `renderers.base:BaseRenderer._mm_processor_cache` | replace | `engine/api/renderer.py` | our record of what the engine has takes the place of the stock one |
+| `v1.engine.core_client:AsyncMPClient.add_request_async(self, request)` | wrap | `engine/api/delivery.py` | what was sent is noted |
+| `v1.engine.core_client:DPAsyncMPClient.add_request_async(self, request)` | wrap | `engine/api/delivery.py` | the same |
+| `v1.engine.core_client:SyncMPClient.add_request(self, request)` | wrap | `engine/api/delivery.py` | the same |
+| `v1.engine.core_client:InprocClient.add_request(self, request)` | wrap | `engine/api/delivery.py` | the same |
+| `multimodal.media.image:ImageMediaIO._convert_image_mode(self, image)` | wrap | `engine/api/images.py` | 16-bit grey and transparent colours look as in a viewer |
 | `v1.core.sched.scheduler:Scheduler._try_schedule_encoder_inputs(self, request, num_computed_tokens, num_new_tokens, encoder_compute_budget, shift_computed_tokens)` | wrap | `engine/scheduling.py` | a step is charged with what the encoder computes |
 | `v1.core.sched.scheduler:Scheduler.encoder_cache_manager` | read | `engine/scheduling.py` | what the encoder need not run on |
 | `v1.core.sched.scheduler:Scheduler.max_num_encoder_input_tokens` | read | `engine/scheduling.py` | the most that one step can pay for |
@@ -79,6 +89,15 @@ TABLE = """\
 | `v1.engine.async_llm:AsyncLLM.generate(self, prompt, ...)` | wrap | `server/first_token.py` | time to first token by what was kept |
 | `v1.engine.async_llm:AsyncLLM.engine_core` | read | `server/workers.py` | workers of all data-parallel engines answer |
 | `v1.engine.core_client:AsyncMPClient.call_utility_all_async(self, method, *args)` | call | `server/workers.py` | the same |
+| `v1.engine.async_llm:AsyncLLM.shutdown(self, timeout)` | wrap | `server/shutdown.py` | running requests end before the engine does |
+| `v1.engine.async_llm:AsyncLLM.abort(self, request_id, internal)` | call | `server/shutdown.py` | those that do not end in time are told |
+| `v1.engine.async_llm:AsyncLLM.output_processor` | read | `server/shutdown.py` | the same |
+| `v1.engine.output_processor:OutputProcessor.request_states` | read | `server/shutdown.py` | the same |
+| `v1.engine.async_llm:AsyncLLM.admission_stats` | read | `server/probes.py` | a full queue is not ready |
+| `v1.engine.async_llm:AsyncLLM.get_num_unfinished_requests(self)` | call | `server/probes.py` | the same |
+| `v1.engine.async_llm:AsyncLLM.check_admission(self, n, request_id)` | wrap | `server/request_size.py` | more answers than the queue has places are refused for good |
+| `entrypoints.serve.exception_handling.handlers.exception:exception_handler(req, exc)` | call | `server/malformed.py` | what is no client's mistake is answered as vLLM does |
+| `entrypoints.serve.exception_handling.error_response:create_error_response(message, ...)` | call | `server/access.py` | whose mistake an error is |
 | `entrypoints.openai.chat_completion.api_router:create_chat_completion(request, raw_request)` | call | `server/endpoint.py` | our routes differ in the type of the body, not in the handler |
 | `entrypoints.openai.chat_completion.api_router:create_batch_chat_completion(request, raw_request)` | call | `server/endpoint.py` | the same |
 | `entrypoints.openai.responses.api_router:create_responses(request, raw_request)` | call | `server/endpoint.py` | the same |
