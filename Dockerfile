@@ -41,7 +41,7 @@ USER 10001
 VOLUME /cache
 EXPOSE 8000
 HEALTHCHECK --start-period=10m --start-interval=5s --interval=30s --timeout=5s --retries=3 \
-    CMD ["python3", "-c", "import urllib.request as u; u.urlopen('http://127.0.0.1:8000/health', timeout=4)"]
+    CMD ["python3", "-c", "import urllib.request as u; u.urlopen('http://127.0.0.1:8000/health/ready', timeout=4)"]
 # tini passes signals on from the first second, and collects what vLLM's processes leave behind.
 ENTRYPOINT ["tini", "--", "msdg-vllm", "serve"]
 # Docker gives a container 64 MB of shared memory, and vLLM's default on a CPU takes 400 MB of it to
@@ -79,6 +79,6 @@ USER 10001
 VOLUME /cache
 EXPOSE 8000
 HEALTHCHECK --start-period=30m --start-interval=5s --interval=30s --timeout=5s --retries=3 \
-    CMD ["python3", "-c", "import urllib.request as u; u.urlopen('http://127.0.0.1:8000/health', timeout=4)"]
+    CMD ["python3", "-c", "import urllib.request as u; u.urlopen('http://127.0.0.1:8000/health/ready', timeout=4)"]
 ENTRYPOINT ["tini", "--", "msdg-vllm", "serve"]
 CMD ["--help=msdg-vllm"]

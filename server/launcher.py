@@ -33,6 +33,9 @@ _PLUGIN_GROUPS = (
 )
 _ENDPOINT_GROUP = "vllm.endpoint_plugins"
 
+DEFAULT_MAX_IMAGES = 64
+"""Images in a request, unless `--limit-mm-per-prompt` says otherwise."""
+
 DESCRIPTION = """\
 vLLM's OpenAI-compatible server that keeps only the visual tokens that matter for the question.
 Every request may choose a budget: {"retention": 0.222}. Takes every option of `vllm serve`.
@@ -164,6 +167,11 @@ def apply_options(options: argparse.Namespace, environment: MutableMapping[str, 
         from msdg_vllm.core.profiles import EncoderProfile
 
         EncoderProfile.load(settings.profile)
+    # vLLM's own limit is 999: at a low retention so many fit, and the encoder runs on all of them.
+    options.limit_mm_per_prompt = {
+        "image": DEFAULT_MAX_IMAGES,
+        **(options.limit_mm_per_prompt or {}),
+    }
 
 
 def check_frontend(options: argparse.Namespace) -> None:

@@ -13,6 +13,7 @@ import yaml
 import msdg_vllm
 from deploy.dockerfile import read_stages
 from server.launcher import make_parser
+from server.shutdown import PROBE_PATHS
 from tests.chart import (
     CHART,
     EVERYTHING,
@@ -151,8 +152,13 @@ def test_the_pod_runs_as_the_user_of_the_image_and_mounts_its_home() -> None:
 def test_the_probes_ask_for_health_and_allow_a_slow_start() -> None:
     container = container_of(render(REQUIRED))
     (port,) = container["ports"]
-    for name in ("startupProbe", "readinessProbe", "livenessProbe"):
-        assert container[name]["httpGet"] == {"path": "/health", "port": port["name"]}
+    for name, path in (
+        ("startupProbe", "/health"),
+        ("readinessProbe", "/health/ready"),
+        ("livenessProbe", "/health/live"),
+    ):
+        assert container[name]["httpGet"] == {"path": path, "port": port["name"]}
+        assert path in PROBE_PATHS
     probe = container["startupProbe"]
     assert probe["periodSeconds"] * probe["failureThreshold"] == 30 * 60
 

@@ -14,12 +14,14 @@ import pytest
 from msdg_vllm.settings import Settings
 from server import launcher
 from server.launcher import (
+    DEFAULT_MAX_IMAGES,
     apply_options,
     check_architecture,
     check_frontend,
     enable_plugin,
     make_parser,
 )
+from server.shutdown import DEFAULT_TIMEOUT
 
 POINTS = {
     "vllm.general_plugins": ["msdg", "bart"],
@@ -141,3 +143,24 @@ def test_front_ends_without_plugins_are_refused(
     monkeypatch.setitem(os.environ, "VLLM_USE_RUST_FRONTEND", "1")
     with pytest.raises(ValueError, match="VLLM_USE_RUST_FRONTEND"):
         check_frontend(Namespace(grpc=False))
+
+
+@pytest.mark.parametrize(
+    ("given", "limits"),
+    [
+        ([], {"image": DEFAULT_MAX_IMAGES}),
+        (['--limit-mm-per-prompt={"video": 1}'], {"image": DEFAULT_MAX_IMAGES, "video": 1}),
+        (['--limit-mm-per-prompt={"image": 400}'], {"image": 400}),
+    ],
+)
+def test_images_are_limited_unless_the_operator_says_otherwise(
+    parser: Any, given: list[str], limits: dict[str, int]
+) -> None:
+    options = parser.parse_args(["--model", "m", *given])
+    apply_options(options, {})
+    assert options.limit_mm_per_prompt == limits
+
+
+def test_a_stop_waits_for_requests_unless_the_operator_says_otherwise(parser: Any) -> None:
+    assert parser.parse_args(["--model", "m"]).shutdown_timeout == DEFAULT_TIMEOUT
+    assert parser.parse_args(["--model", "m", "--shutdown-timeout=0"]).shutdown_timeout == 0
