@@ -60,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     from vllm.entrypoints.serve.utils.api_utils import cli_env_setup
     from vllm.logger import configure_logging_from_args
 
-    from server.shutdown import asked_to_stop
+    from server.shutdown import traffic
 
     cli_env_setup()
     parser = make_parser()
@@ -76,7 +76,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     validate_parsed_serve_args(options)
     with shared_load(os.environ):
         ServeSubcommand.cmd(options)
-    if not asked_to_stop():
+    if traffic.engine_failed:
         sys.exit("server: error: the engine has failed; see the log above")
 
 

@@ -88,6 +88,14 @@ def _as_bad_request(error: Exception, request: object) -> Exception:
             "JPEG or WebP as a data: URL, or a URL that this server may and can fetch",
             parameter="image_url",
         )
+    if isinstance(error, AssertionError) and (
+        (limit := getattr(request, "truncate_prompt_tokens", None)) is not None
+    ):
+        return VLLMValidationError(
+            f"truncate_prompt_tokens={limit} leaves no place for the images of the prompt; raise "
+            "it, or leave it out",
+            parameter="truncate_prompt_tokens",
+        )
     if isinstance(error, ValueError):
         conversation = "input" if isinstance(request, ResponsesRequest) else "messages"
         return VLLMValidationError(str(error), parameter=conversation)

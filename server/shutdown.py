@@ -34,11 +34,18 @@ _HANGING_SECONDS = 10.0
 
 
 class Traffic:
-    """The requests of this process that are not answered yet, and whether more are welcome."""
+    """The requests of this process that are not answered yet, and whether more are welcome.
+
+    Attributes:
+        in_flight: How many there are.
+        draining: Whether the process is ending.
+        engine_failed: Whether it ends because the engine did.
+    """
 
     def __init__(self) -> None:
         self.in_flight = 0
         self.draining = False
+        self.engine_failed = False
 
     def wait(self, seconds: float) -> bool:
         """Wait until all are answered; say whether they are. Not for the event loop's thread."""
@@ -49,11 +56,6 @@ class Traffic:
 
 
 traffic = Traffic()
-
-
-def asked_to_stop() -> bool:
-    """Whether a signal asked this process to end; otherwise the engine has failed."""
-    return traffic.draining
 
 
 class Availability:
@@ -108,11 +110,13 @@ def install(engine_client: EngineClient, state: State) -> None:
         asyncio.run_coroutine_threadsafe(abortion, loop).result(_ABORT_SECONDS)
 
     def shutdown(timeout: float | None = None) -> None:
-        if traffic.draining or not timeout or not loop.is_running():
-            traffic.draining = True
+        is_first, traffic.draining = not traffic.draining, True
+        if is_first:
+            # Asked for by a signal while the engine works, or by its end.
+            traffic.engine_failed = engine_client.errored
+        if not is_first or traffic.engine_failed or not timeout or not loop.is_running():
             stock(timeout=timeout)
             return
-        traffic.draining = True
         logger.info("Draining: %d requests have %s s to end.", traffic.in_flight, timeout)
         _leave_after(timeout + _ENGINE_SECONDS + _HANGING_SECONDS)
         # What vLLM's own parent of several API processes waits for includes the rest.

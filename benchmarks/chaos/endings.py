@@ -35,6 +35,14 @@ def processes_of(pid: int) -> list[tuple[int, str]]:
     return found
 
 
+def left_of(pid: int, seconds: float = 10) -> list[tuple[int, str]]:
+    """Return what is still there of an ended server after a while; Python's helpers come last."""
+    deadline = time.monotonic() + seconds
+    while (left := processes_of(pid)) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return left
+
+
 def named(pid: int, part: str) -> int:
     """Return the process of a server whose title contains `part`."""
     for found, name in processes_of(pid):
@@ -93,8 +101,7 @@ def _outcome(
     """The server must be gone in time, with all its processes and with every stream told."""
     ends, seconds, noticed = asyncio.run(_end(started, model, act, allowed + 30))
     code = started.process.poll()
-    time.sleep(1)
-    left = processes_of(started.process.pid)
+    left = left_of(started.process.pid)
     is_stop = name.startswith("SIG")
     problems = []
     if code is None:

