@@ -6,16 +6,17 @@ shapes one image has; all else is elementwise, a count or a sort. So the bits of
 depend on the batch it travels in.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from msdg_vllm.core.signals import row_norms, unit_
-from msdg_vllm.core.tiles import NARROW_TILE, TILE, fill_up, round_up
+from msdg_vllm.core.tiles import NARROW_TILE, TILE, fill_up, round_up, token_blocks
 
-_MAX_ITERATIONS = 10
+MAX_ITERATIONS = 10
 _LOSS_TOLERANCE = 1e-5
 _LOSS_EPSILON = 1e-12
 # The product of a direction with itself, or with the unit sum of its copies, comes out as 1 up to
@@ -44,24 +45,23 @@ def group_tokens(
     candidates = F.pad(candidates, (0, padded_tokens - num_tokens))
     directions = [fill_up(row, padded_tokens) for row in directions]
     active = torch.arange(padded_groups, device=candidates.device) < num_groups.unsqueeze(-1)
-    excluded, inactive = ~candidates, ~active.unsqueeze(-1)
     num_candidates = candidates.sum(dim=-1).clamp_min(1)
 
-    # The tokens of a row in bags: those without a group, of group 0, 1, .., and an empty last bag.
-    bags = torch.arange(-1, padded_groups + 1, device=candidates.device)
-    bags = bags.expand(len(directions), -1).contiguous()
-
+    excluded, blocks = ~candidates, token_blocks(padded_tokens)
     similarity = _farthest_points(directions, candidates, padded_groups, seed)
-    labels, nearest = _assign(similarity, excluded, inactive)
+    labels, nearest, groups = _assign(
+        (similarity[..., block] for block in blocks), directions, excluded, active
+    )
     loss = _distance_sums(nearest) / num_candidates
     converged = torch.zeros_like(num_candidates, dtype=torch.bool).unsqueeze(-1)
-    for _ in range(_MAX_ITERATIONS):
-        centroids = _update(directions, labels, nearest, bags, active)
-        similarity = torch.stack(
-            [mu @ row.T for mu, row in zip(centroids, directions, strict=True)]
-        )
+    for turn in range(MAX_ITERATIONS):
+        centroids = _centroids(groups, directions, nearest, active)
         previous_labels, previous_loss = labels, loss
-        labels, nearest = _assign(similarity, excluded, inactive)
+        similarities = _similarities(centroids, directions, blocks)
+        is_last = turn == MAX_ITERATIONS - 1
+        labels, nearest, groups = _assign(
+            similarities, [] if is_last else directions, excluded, active
+        )
         # A row that has converged keeps its labels; its centroids no longer matter.
         labels = torch.where(converged, previous_labels, labels)
         loss = _distance_sums(nearest) / num_candidates
@@ -98,15 +98,80 @@ def _farthest_points(
     return torch.stack(similarities, dim=1)
 
 
-def _assign(similarity: Tensor, excluded: Tensor, inactive: Tensor) -> tuple[Tensor, Tensor]:
+def _similarities(
+    centroids: Sequence[Tensor], directions: Sequence[Tensor], blocks: Sequence[slice]
+) -> Iterator[Tensor]:
+    """The products of the tokens of each block with all centroids, `(R, K, n)`."""
+    for block in blocks:
+        yield torch.stack(
+            [mu @ row[block].T for mu, row in zip(centroids, directions, strict=True)]
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Groups:
+    """The groups of R images: the sums of their members, `(K, d)` each, and sizes `(R, K)`."""
+
+    sums: Sequence[Tensor]
+    sizes: Tensor
+
+
+def _assign(
+    similarities: Iterable[Tensor], directions: Sequence[Tensor], excluded: Tensor, active: Tensor
+) -> tuple[Tensor, Tensor, _Groups]:
     """Line 9: the nearest centroid of each token (ties: lower group), the similarity to it.
 
-    A token that is excluded gets the label -1 and an infinite similarity. Overwrites
-    `similarity`, `(R, K, N)`.
+    A token that is excluded gets the label -1 and an infinite similarity. Members are added up
+    block by block, while a block is in the cache; without directions nothing is added up.
+    Overwrites the similarities, `(R, K, n)` of each block.
     """
-    similarity.clamp_max_(SAME_DIRECTION).masked_fill_(inactive, -torch.inf)
-    nearest, labels = similarity.max(dim=1)
-    return labels.masked_fill_(excluded, -1), nearest.masked_fill_(excluded, torch.inf)
+    all_labels, all_nearest, start = [], [], 0
+    groups: _Groups | None = None
+    for similarity in similarities:
+        block = slice(start, start := start + similarity.shape[-1])
+        similarity.clamp_max_(SAME_DIRECTION).masked_fill_(~active.unsqueeze(-1), -torch.inf)
+        nearest, labels = similarity.max(dim=1)
+        labels.masked_fill_(excluded[:, block], -1)
+        all_labels.append(labels)
+        all_nearest.append(nearest.masked_fill_(excluded[:, block], torch.inf))
+        part = _add_up([row[block] for row in directions], labels, active.shape[-1])
+        groups = part if groups is None else _joined(groups, part)
+    assert groups is not None
+    return torch.cat(all_labels, dim=-1), torch.cat(all_nearest, dim=-1), groups
+
+
+def _add_up(directions: Sequence[Tensor], labels: Tensor, num_groups: int) -> _Groups:
+    """The groups of the tokens of a block."""
+    sorted_labels, by_group = labels.sort(dim=-1, stable=True)
+    # The tokens of a row in bags: those without a group, of group 0, 1, .., and an empty last bag.
+    bags = torch.arange(-1, num_groups + 1, device=labels.device)
+    starts = torch.searchsorted(sorted_labels, bags.expand(len(labels), -1).contiguous())
+    # Adds up a bag in token order; index_add on a GPU would add in any order.
+    sums = [
+        F.embedding_bag(by_group[r], row, starts[r, :-1], mode="sum")[1:]
+        for r, row in enumerate(directions)
+    ]
+    return _Groups(sums, starts[:, 2:] - starts[:, 1:-1])
+
+
+def _joined(groups: _Groups, more: _Groups) -> _Groups:
+    sums = [total.add_(part) for total, part in zip(groups.sums, more.sums, strict=True)]
+    return _Groups(sums, groups.sizes + more.sizes)
+
+
+def _centroids(
+    groups: _Groups, directions: Sequence[Tensor], nearest: Tensor, active: Tensor
+) -> list[Tensor]:
+    """Lines 11-12: unit sums of the members; tokens least like their centroid for empty groups."""
+    empty = active & (groups.sizes == 0)  # (R, K)
+    loneliest = nearest.argsort(dim=-1, stable=True)
+    replacements = loneliest.gather(1, (empty.cumsum(dim=-1) - 1).clamp_min_(0))
+    centroids = []
+    for r, row in enumerate(directions):
+        means = unit_(groups.sums[r], row_norms(groups.sums[r]))
+        substitutes = row.index_select(0, replacements[r])
+        centroids.append(torch.where(empty[r].unsqueeze(-1), substitutes, means))
+    return centroids
 
 
 def _distance_sums(nearest: Tensor) -> Tensor:
@@ -114,22 +179,3 @@ def _distance_sums(nearest: Tensor) -> Tensor:
     distances = (1.0 - nearest).clamp_min_(0.0)
     # Row by row: how a sum over one dimension is split may depend on the size of the other.
     return torch.stack([row.sum() for row in distances.unbind()])
-
-
-def _update(
-    directions: Sequence[Tensor], labels: Tensor, nearest: Tensor, bags: Tensor, active: Tensor
-) -> list[Tensor]:
-    """Lines 11-12: unit sums of the members; tokens least like their centroid for empty groups."""
-    sorted_labels, by_group = labels.sort(dim=-1, stable=True)
-    starts = torch.searchsorted(sorted_labels, bags)
-    empty = active & (starts[:, 1:-1] == starts[:, 2:])  # (R, K)
-    loneliest = nearest.argsort(dim=-1, stable=True)
-    replacements = loneliest.gather(1, (empty.cumsum(dim=-1) - 1).clamp_min_(0))
-    centroids = []
-    for r, row in enumerate(directions):
-        # Adds up a bag in token order; index_add on a GPU would add in any order.
-        sums = F.embedding_bag(by_group[r], row, starts[r, :-1], mode="sum")[1:]
-        means = unit_(sums, row_norms(sums))
-        substitutes = row.index_select(0, replacements[r])
-        centroids.append(torch.where(empty[r].unsqueeze(-1), substitutes, means))
-    return centroids

@@ -6,7 +6,7 @@ gives the same bits whatever else travels in the batch.
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from msdg_vllm.core.options import Grouping, SelectionOptions
 from msdg_vllm.core.profiles import EncoderProfile
-from msdg_vllm.core.tiles import NARROW_TILE, TILE, fill_up, round_up
+from msdg_vllm.core.tiles import NARROW_TILE, TILE, fill_up, round_up, token_blocks
 
 # Algorithm 1: unit(z) = z / max(|z|, 1e-12).
 _UNIT_EPSILON = 1e-12
@@ -57,6 +57,42 @@ def token_signals(
         given_saliency: `(N * patches_per_token,)`, used if `options.saliency` is `"given"`.
         options: Which variant of the method.
     """
+    some = given_saliency if given_saliency is not None else next(iter(states.values()))
+    blocks = token_blocks(len(some) // patches_per_token)
+    if len(blocks) == 1:
+        return _block_signals(states, profile, patches_per_token, given_saliency, options)
+    parts, directions = [], None
+    for block in blocks:
+        patches = slice(block.start * patches_per_token, block.stop * patches_per_token)
+        part = _block_signals(
+            {layer: state[patches] for layer, state in states.items()},
+            profile,
+            patches_per_token,
+            None if given_saliency is None else given_saliency[patches],
+            options,
+        )
+        if part.directions is not None:
+            if directions is None:
+                directions = part.directions.new_empty(blocks[-1].stop, part.directions.shape[1])
+            # Copied at once, so that the next block finds its memory warm.
+            directions[block] = part.directions
+        parts.append(replace(part, directions=None))
+    return TokenSignals(
+        saliency=torch.cat([part.saliency for part in parts]),
+        activation=torch.cat([part.activation for part in parts]),
+        directions=directions,
+        moved=torch.cat([part.moved for part in parts]),
+    )
+
+
+def _block_signals(
+    states: Mapping[int, Tensor],
+    profile: EncoderProfile,
+    patches_per_token: int,
+    given_saliency: Tensor | None,
+    options: SelectionOptions,
+) -> TokenSignals:
+    """`token_signals` for tokens that are handled together."""
     saliency = _saliency(states, profile, given_saliency, options)
     finite = saliency.isfinite()
     activation = torch.zeros_like(saliency)
@@ -107,16 +143,20 @@ def query_relevance(visual: Tensor, query: Tensor) -> Tensor:
     if num_query == 0:
         return visual.new_ones(num_tokens, dtype=torch.float32)
     query = fill_up(query.float(), round_up(num_query, NARROW_TILE))
-    visual = fill_up(visual.float(), max(num_tokens, TILE))
     query_norms = row_norms(query)
     usable = query_norms.isfinite() & (torch.arange(len(query), device=query.device) < num_query)
     units = unit(query, query_norms).masked_fill_(~usable.unsqueeze(-1), 0.0)
-    products = (visual @ units.T).masked_fill_(~usable, -torch.inf)  # (N, Q)
-    # Dividing by |x| after the maximum saves a pass over (N, D).
-    norms = row_norms(visual)
-    relevance = products.amax(dim=-1) / norms.clamp_min(_UNIT_EPSILON)
-    relevance = torch.where(norms.isfinite(), relevance, -1.0)
-    return torch.where(usable.any(), relevance, 1.0)[:num_tokens]
+    highest = []
+    for block in token_blocks(num_tokens):
+        x = visual[block]
+        x = fill_up(x.float(), max(len(x), TILE))
+        products = (x @ units.T).masked_fill_(~usable, -torch.inf)  # (n, Q)
+        # Dividing by |x| after the maximum saves a pass over (n, D).
+        norms = row_norms(x)
+        cosines = products.amax(dim=-1) / norms.clamp_min(_UNIT_EPSILON)
+        highest.append(torch.where(norms.isfinite(), cosines, -1.0))
+    relevance = torch.cat(highest)[:num_tokens]
+    return torch.where(usable.any(), relevance, 1.0)
 
 
 def full_precision(device: torch.device) -> AbstractContextManager[object]:

@@ -14,6 +14,9 @@ from torch import Tensor
 TILE = 16
 # Centroids and query tokens are few: full tiles of 16 would be mostly wasted work.
 NARROW_TILE = 4
+# Tokens that are handled together where several passes over them follow one another: what they
+# need then stays in the cache of a CPU.
+BLOCK = 1024
 
 
 def round_up(size: int, tile: int) -> int:
@@ -26,3 +29,8 @@ def fill_up(matrix: Tensor, num_rows: int) -> Tensor:
     rows, width = matrix.shape
     padding = (0, round_up(width, TILE) - width, 0, num_rows - rows)
     return F.pad(matrix, padding) if any(padding) else matrix
+
+
+def token_blocks(num_tokens: int) -> list[slice]:
+    """Return the blocks that `num_tokens` tokens are handled in; the number alone decides."""
+    return [slice(start, min(start + BLOCK, num_tokens)) for start in range(0, num_tokens, BLOCK)]
