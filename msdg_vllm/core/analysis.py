@@ -7,6 +7,7 @@ from math import prod
 import torch
 from torch import Tensor
 
+from msdg_vllm.core import kernels
 from msdg_vllm.core.errors import ShapeError
 from msdg_vllm.core.grouping import group_tokens
 from msdg_vllm.core.options import PAPER, SelectionOptions
@@ -143,6 +144,12 @@ def analyze_images(
     num_rows = len(states)
     given: Sequence[Tensor | None] = [None] * num_rows if saliency is None else saliency
     device = next(iter(states[0].values()) if states[0] else iter(saliency or ())).device
+    if options == PAPER:
+        signals = kernels.run(
+            device, lambda: _by_kernels(states, profile, patches_per_token, valid)
+        )
+        if signals is not None:
+            return signals
     step = min(_ROWS_AT_ONCE.get(device.type, num_rows), num_rows)
     chunks = [slice(start, start + step) for start in range(0, num_rows, step)]
     with full_precision(device):
@@ -158,6 +165,17 @@ def analyze_images(
             for chunk in chunks
         ]
         return _joined(parts)
+
+
+def _by_kernels(
+    states: Sequence[Mapping[int, Tensor]],
+    profile: EncoderProfile,
+    patches_per_token: int,
+    valid: Tensor | None,
+) -> ImageSignals:
+    from msdg_vllm.core.kernels.analysis import analyze_rows  # loads Triton
+
+    return analyze_rows(states, profile, patches_per_token, valid)
 
 
 def _analyze_rows(

@@ -1,5 +1,6 @@
 """The query-dependent half of Algorithm 1: which tokens to keep (lines 4, 6 and 14-21)."""
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
@@ -7,6 +8,7 @@ from math import prod
 import torch
 from torch import Tensor
 
+from msdg_vllm.core import kernels
 from msdg_vllm.core.allocation import size_budgets, softmax_budgets
 from msdg_vllm.core.analysis import ImageSignals
 from msdg_vllm.core.budget import validate_count
@@ -59,7 +61,68 @@ def select_tokens(
     Returns:
         `(.., B)` int64.
     """
+    if options == PAPER and kernels.run_on(visual.device):
+        _check_shapes(signals, visual, query)
+        lead = signals.groups.shape[:-1]
+        num_rows = prod(lead)
+        rows = signals.map(lambda tensor: tensor.reshape(num_rows, *tensor.shape[len(lead) :]))
+        queries = [None] * num_rows if query is None else _per_row(query, lead)
+        selected = select_images(
+            [rows[row] for row in range(num_rows)],
+            visual.reshape(num_rows, *visual.shape[-2:]).unbind(),
+            queries,
+            [budget] * num_rows,
+        )
+        return torch.stack([keep for keep, _ in selected]).reshape(*lead, budget)
     return take_tokens(signals, score_tokens(signals, visual, query), budget, options)
+
+
+@torch.no_grad()
+def select_images(
+    signals: Sequence[ImageSignals],
+    visual: Sequence[Tensor],
+    queries: Sequence[Tensor | None],
+    budgets: Sequence[int],
+) -> list[tuple[Tensor, TokenScores]]:
+    """Select from images that may differ in size, question and budget: one call for all.
+
+    Each gets what `select_tokens` gives it alone, and its scores.
+
+    Args:
+        signals: Of one image each: `(N,)` tensors.
+        visual: `(N, D)` of each image.
+        queries: `(Q, D)` of each image, or None.
+        budgets: B of each image, from 1 to its N.
+    """
+    for image, budget in zip(signals, budgets, strict=True):
+        validate_count("budget", budget, minimum=1, maximum=image.num_tokens)
+    selected = kernels.run(visual[0].device, lambda: _by_kernels(signals, visual, queries, budgets))
+    if selected is not None:
+        return selected
+    scores = [score_tokens(*row) for row in zip(signals, visual, queries, strict=True)]
+    calls: defaultdict[tuple[int, int], list[int]] = defaultdict(list)
+    for row, budget in enumerate(budgets):
+        calls[signals[row].num_tokens, budget].append(row)
+    kept: dict[int, Tensor] = {}
+    for (_, budget), rows in calls.items():
+        own = ImageSignals.stack([signals[row] for row in rows])
+        taken = take_tokens(own, TokenScores.stack([scores[row] for row in rows]), budget)
+        kept.update(zip(rows, taken, strict=True))
+    return [(kept[row], scores[row]) for row in range(len(signals))]
+
+
+def _by_kernels(
+    signals: Sequence[ImageSignals],
+    visual: Sequence[Tensor],
+    queries: Sequence[Tensor | None],
+    budgets: Sequence[int],
+) -> list[tuple[Tensor, TokenScores]]:
+    from msdg_vllm.core.kernels.selection import select_rows  # loads Triton
+
+    return [
+        (keep, TokenScores(relevance, score))
+        for keep, relevance, score in select_rows(signals, visual, queries, budgets)
+    ]
 
 
 @torch.no_grad()
@@ -73,6 +136,21 @@ def score_tokens(signals: ImageSignals, visual: Tensor, query: Tensor | None) ->
             relevance to 1. Queries of unequal length fit in one batch by repeating one of their
             tokens: the maximum does not change.
     """
+    _check_shapes(signals, visual, query)
+    if query is None:
+        relevance = torch.ones_like(signals.saliency)
+        return TokenScores(relevance=relevance, score=signals.saliency)
+    lead = signals.groups.shape[:-1]
+    tokens = visual.reshape(-1, *visual.shape[-2:])
+    with full_precision(visual.device):
+        relevance = torch.stack(
+            [query_relevance(x, t) for x, t in zip(tokens, _per_row(query, lead), strict=True)]
+        ).reshape(signals.groups.shape)
+        return TokenScores(relevance=relevance, score=relevance * signals.saliency)
+
+
+def _check_shapes(signals: ImageSignals, visual: Tensor, query: Tensor | None) -> None:
+    """Raise a `ShapeError` unless the tokens and the query belong to the signals."""
     lead, num_tokens = signals.groups.shape[:-1], signals.num_tokens
     if visual.shape[:-1] != (*lead, num_tokens):
         raise ShapeError(
@@ -80,21 +158,19 @@ def score_tokens(signals: ImageSignals, visual: Tensor, query: Tensor | None) ->
             f"got {tuple(visual.shape)}"
         )
     if query is None:
-        relevance = torch.ones_like(signals.saliency)
-        return TokenScores(relevance=relevance, score=signals.saliency)
+        return
     if query.shape[:-2] not in (lead, ()) or query.shape[-1:] != visual.shape[-1:]:
         raise ShapeError(
             f"query must have the shape (Q, {visual.shape[-1]}), with or without the leading "
             f"{tuple(lead)}, got {tuple(query.shape)}"
         )
-    num_rows = prod(lead)
-    tokens = visual.reshape(num_rows, *visual.shape[-2:])
-    queries = query.expand(*lead, *query.shape[-2:]).reshape(num_rows, *query.shape[-2:])
-    with full_precision(visual.device):
-        relevance = torch.stack(
-            [query_relevance(x, t) for x, t in zip(tokens, queries, strict=True)]
-        ).reshape(*lead, num_tokens)
-        return TokenScores(relevance=relevance, score=relevance * signals.saliency)
+
+
+def _per_row(query: Tensor, lead: Sequence[int]) -> Sequence[Tensor]:
+    """The query of each row."""
+    if query.ndim == 2:
+        return [query] * prod(lead)
+    return query.reshape(-1, *query.shape[-2:]).unbind()
 
 
 @torch.no_grad()

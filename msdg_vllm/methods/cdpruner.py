@@ -7,6 +7,7 @@ embeddings of the question, as for MSDG-Prune, so the sign is plus and no weight
 import torch
 from torch import Tensor
 
+from msdg_vllm.core import kernels
 from msdg_vllm.core.signals import row_norms, unit
 from msdg_vllm.core.tiles import NARROW_TILE, TILE, fill_up, round_up
 from msdg_vllm.methods.image import Image, Selection, top_tokens
@@ -26,7 +27,7 @@ class CDPruner(Method):
 
     When no token is left that adds to the determinant, the rest of the budget goes to the most
     relevant ones. Without a question all are equally relevant. Waits for no device; B steps
-    follow one another.
+    follow one another, in one launch where kernels run and all cosines fit.
     """
 
     def needs(self, encoder: Encoder) -> Needs:
@@ -58,9 +59,15 @@ def _greedy_map(tokens: UnitTokens, relevance: Tensor, budget: int) -> Tensor:
     num_tokens, num_steps = tokens.num_tokens, min(budget, tokens.num_tokens)
     # The factorisation runs on S instead of L: a Cholesky row of L is r times one of S, and the
     # gain of a token is r^2 times what the chosen ones leave of it. So a small r costs no digits.
-    rows = tokens.units.new_zeros(tokens.units.shape[0], round_up(num_steps, TILE))  # (N', B')
     pairs = tokens.pairs()
     relevance = relevance.double()
+    if pairs is not None:
+        by_kernel = kernels.run(
+            pairs.device, lambda: _by_kernel(pairs, relevance, tokens.finite, num_steps)
+        )
+        if by_kernel is not None:
+            return by_kernel
+    rows = tokens.units.new_zeros(tokens.units.shape[0], round_up(num_steps, TILE))  # (N', B')
     residual = torch.ones_like(relevance)
     chosen = torch.zeros_like(tokens.finite)
     for step in range(num_steps):
@@ -77,6 +84,12 @@ def _greedy_map(tokens: UnitTokens, relevance: Tensor, budget: int) -> Tensor:
         residual = residual - row.square()
         chosen = chosen | torch.zeros_like(chosen).scatter(0, index, adds)
     return chosen
+
+
+def _by_kernel(pairs: Tensor, relevance: Tensor, finite: Tensor, num_steps: int) -> Tensor:
+    from msdg_vllm.core.kernels.greedy import spanning_tokens  # loads Triton
+
+    return spanning_tokens(pairs, relevance, finite, num_steps, _RESIDUAL_RESOLUTION)
 
 
 def _relative_relevance(tokens: UnitTokens, query: Tensor | None) -> Tensor:

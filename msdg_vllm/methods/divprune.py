@@ -1,7 +1,9 @@
 """DivPrune (Alvar et al., 2025): the tokens that lie farthest apart, max-min diversity."""
 
 import torch
+from torch import Tensor
 
+from msdg_vllm.core import kernels
 from msdg_vllm.methods.image import Image, Selection, top_tokens
 from msdg_vllm.methods.method import Method
 from msdg_vllm.methods.needs import Encoder, Needs
@@ -13,7 +15,8 @@ class DivPrune(Method):
 
     The first is the token farthest from its nearest neighbour, each next one the token farthest
     from the nearest of those chosen. A chosen token never comes up again, nor does one that is not
-    finite while others are left. Waits for no device; B steps follow one another.
+    finite while others are left. Waits for no device; B steps follow one another, in one launch
+    where kernels run and all cosines fit.
     """
 
     def needs(self, encoder: Encoder) -> Needs:
@@ -21,19 +24,35 @@ class DivPrune(Method):
 
     def select(self, image: Image, budget: int) -> Selection:
         tokens = UnitTokens.of(image.visual)
-        chosen = torch.zeros_like(tokens.finite)
-        # The largest distance is the smallest cosine; argmin returns the first of equal values.
-        # What is chosen or not finite is infinitely near.
-        pairs = tokens.pairs()
-        to_neighbour = tokens.nearest_cosine(pairs).masked_fill(~tokens.finite, torch.inf)
-        to_chosen = torch.full_like(to_neighbour, -torch.inf).masked_fill_(
-            ~tokens.finite, torch.inf
-        )
-        index = to_neighbour.argmin(keepdim=True)
-        for _ in range(min(budget, tokens.num_tokens)):
-            chosen = chosen.scatter(0, index, True)
-            to_chosen = to_chosen.maximum(tokens.cosines_to_token(index, pairs))
-            index = to_chosen.masked_fill(chosen, torch.inf).argmin(keepdim=True)
+        chosen = _farthest(tokens, min(budget, tokens.num_tokens))
         # With no finite token left the smallest is any token.
         scores = torch.where(tokens.finite, 0.0, torch.nan)
         return Selection(top_tokens(scores, budget, first=chosen & tokens.finite))
+
+
+def _farthest(tokens: UnitTokens, num_steps: int) -> Tensor:
+    """The tokens that lie farthest apart, one after the other, as a mask `(N,)`."""
+    # The largest distance is the smallest cosine; argmin returns the first of equal values.
+    # What is chosen or not finite is infinitely near.
+    pairs = tokens.pairs()
+    to_neighbour = tokens.nearest_cosine(pairs).masked_fill(~tokens.finite, torch.inf)
+    if pairs is not None:
+        by_kernel = kernels.run(
+            pairs.device, lambda: _by_kernel(pairs, to_neighbour, tokens.finite, num_steps)
+        )
+        if by_kernel is not None:
+            return by_kernel
+    chosen = torch.zeros_like(tokens.finite)
+    to_chosen = torch.full_like(to_neighbour, -torch.inf).masked_fill_(~tokens.finite, torch.inf)
+    index = to_neighbour.argmin(keepdim=True)
+    for _ in range(num_steps):
+        chosen = chosen.scatter(0, index, True)
+        to_chosen = to_chosen.maximum(tokens.cosines_to_token(index, pairs))
+        index = to_chosen.masked_fill(chosen, torch.inf).argmin(keepdim=True)
+    return chosen
+
+
+def _by_kernel(pairs: Tensor, to_neighbour: Tensor, finite: Tensor, num_steps: int) -> Tensor:
+    from msdg_vllm.core.kernels.greedy import farthest_tokens  # loads Triton
+
+    return farthest_tokens(pairs, to_neighbour, finite, num_steps)

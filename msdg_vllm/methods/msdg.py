@@ -1,14 +1,14 @@
 """MSDG-Prune, the method of this package, behind the call that it shares with the others."""
 
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from msdg_vllm.core import ImageSignals, TokenScores, score_tokens, take_tokens
+from msdg_vllm.core import ImageSignals
 from msdg_vllm.core.analysis import analyze_images
+from msdg_vllm.core.selection import select_images
 from msdg_vllm.methods.image import Image, Question, Selection
 from msdg_vllm.methods.method import Method
 from msdg_vllm.methods.needs import Encoder, Needs
@@ -25,7 +25,8 @@ class Analyzed:
 class Msdg(Method):
     """Saliency, groups and sinks from the encoder's states; relevance from the query.
 
-    Waits for no device. The query-free half runs on all images of a size at once.
+    Waits for no device. The query-free half runs on all images of a size at once, the other on
+    images of any size, each with its own question and budget.
     """
 
     def needs(self, encoder: Encoder) -> Needs:
@@ -48,20 +49,18 @@ class Msdg(Method):
     def select_all(
         self, analyses: Sequence[Analyzed], questions: Sequence[Question]
     ) -> list[Selection]:
-        calls: defaultdict[tuple[int, int], list[int]] = defaultdict(list)
-        for row, (image, question) in enumerate(zip(analyses, questions, strict=True)):
-            calls[image.signals.num_tokens, question.budget].append(row)
-        selections: dict[int, Selection] = {}
-        for (_, budget), rows in calls.items():
-            scores = [
-                score_tokens(analyses[row].signals, analyses[row].visual, questions[row].query)
-                for row in rows
-            ]
-            signals = ImageSignals.stack([analyses[row].signals for row in rows])
-            kept = take_tokens(signals, TokenScores.stack(scores), budget)
-            for row, indices, scored in zip(rows, kept, scores, strict=True):
-                own = analyses[row].signals
-                selections[row] = Selection(
-                    indices, scores=scored.score, groups=own.groups, sinks=own.sink_mask
-                )
-        return [selections[row] for row in range(len(analyses))]
+        selected = select_images(
+            [image.signals for image in analyses],
+            [image.visual for image in analyses],
+            [question.query for question in questions],
+            [question.budget for question in questions],
+        )
+        return [
+            Selection(
+                indices,
+                scores=scores.score,
+                groups=image.signals.groups,
+                sinks=image.signals.sink_mask,
+            )
+            for image, (indices, scores) in zip(analyses, selected, strict=True)
+        ]

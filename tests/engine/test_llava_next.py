@@ -153,7 +153,7 @@ def test_all_tiles_of_all_images_are_analysed_and_chosen_in_one_batch(llm: Any) 
     llm.apply_model(watch_decisions)
     generate(llm, [ask(QUESTIONS[0], *images, retention=0.111)])
     assert llm.apply_model(tower_batches) == [[10]]
-    assert llm.apply_model(decision_batches) == [[("analyze_image", 10), ("take_tokens", 10)]]
+    assert llm.apply_model(decision_batches) == [[("analyze_images", 10), ("select_images", 10)]]
 
 
 def watch_decisions(model: Any) -> None:
@@ -161,14 +161,13 @@ def watch_decisions(model: Any) -> None:
     from msdg_vllm.methods import msdg
 
     model.decision_batches = []
-    for name in ("analyze_image", "take_tokens"):
+    for name in ("analyze_images", "select_images"):
         original = getattr(msdg, name)
 
         def noted(
             data: Any, *args: Any, name: str = name, original: Any = original, **kw: Any
         ) -> Any:
-            rows = next(iter(data.values())) if isinstance(data, dict) else data.groups
-            model.decision_batches.append((name, len(rows)))
+            model.decision_batches.append((name, len(data)))
             return original(data, *args, **kw)
 
         setattr(msdg, name, noted)

@@ -1,0 +1,71 @@
+"""One switch decides between kernels and torch, and a kernel that fails costs no request."""
+
+import logging
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from msdg_vllm.core import analyze_image, kernels, select_tokens
+from msdg_vllm.core.options import PAPER, SelectionOptions
+from tests.unit.core.cases import random_case
+
+
+@pytest.fixture
+def _kernels_on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ask for kernels on a CPU, for which Triton has no compiler here."""
+    monkeypatch.setattr(kernels, "DEVICES", {"cpu"})
+    monkeypatch.setattr(kernels, "_failed", set())
+
+
+def test_the_core_imports_triton_only_when_a_kernel_runs() -> None:
+    code = (
+        "import sys, torch, msdg_vllm.core as core, msdg_vllm.methods; "
+        "print('triton' in sys.modules)"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == "False"
+
+
+def test_a_cpu_uses_torch() -> None:
+    assert not kernels.run_on(torch.device("cpu"))
+    assert kernels.run_on(torch.device("cuda"))
+
+
+@pytest.mark.usefixtures("_kernels_on_cpu")
+def test_a_kernel_that_does_not_compile_falls_back_to_torch_with_one_warning(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = random_case(23)
+    with caplog.at_level(logging.WARNING):
+        for _ in range(3):
+            signals = analyze_image(case.states, case.profile, valid=case.valid)
+            keep = select_tokens(signals, case.visual, case.query, case.budget)
+    (record,) = caplog.records
+    assert "without its Triton kernels" in record.getMessage()
+    assert not kernels.run_on(torch.device("cpu"))
+    monkeypatch.setattr(kernels, "DEVICES", set())
+    expected = analyze_image(case.states, case.profile, valid=case.valid)
+    assert torch.equal(signals.groups, expected.groups)
+    assert keep.tolist() == case.solve().keep
+
+
+@pytest.mark.usefixtures("_kernels_on_cpu")
+def test_a_device_without_memory_is_no_reason_to_give_up_its_kernels() -> None:
+    def fails() -> None:
+        raise torch.OutOfMemoryError("no memory")
+
+    with pytest.raises(torch.OutOfMemoryError):
+        kernels.run(torch.device("cpu"), fails)
+    assert kernels.run_on(torch.device("cpu"))
+
+
+@pytest.mark.usefixtures("_kernels_on_cpu")
+def test_ablations_use_torch(caplog: pytest.LogCaptureFixture) -> None:
+    case = random_case(23)
+    options = SelectionOptions(budgets="size", sink_filter=False)
+    assert options != PAPER
+    signals = analyze_image(case.states, case.profile, options=options)
+    select_tokens(signals, case.visual, case.query, 3, options)
+    assert caplog.records == []
