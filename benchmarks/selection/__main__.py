@@ -1,8 +1,10 @@
 """What selection costs, beside one encoder layer of the same shape in the same process.
 
     python -m benchmarks.selection
+    python -m benchmarks.selection --launches     # counts and estimates alone, in seconds
 
-Prints two tables, the two halves of MSDG-Prune and all methods behind one call, and writes the
+Prints three tables: launches on a device and what they would take, by count and estimate; then,
+timed on this CPU, the two halves of MSDG-Prune and all methods behind one call. Writes the
 numbers to benchmarks/results/selection.json. Every round times the layer and all that is compared
 with it one after the other, so that all see the same machine; ratios are medians over the rounds
 of ratios within a round. Times are processor time, which other processes disturb least.
@@ -16,6 +18,12 @@ from pathlib import Path
 import torch
 
 from benchmarks.selection.core_costs import measure, table
+from benchmarks.selection.launch_table import (
+    as_json,
+    launch_costs,
+    launch_table,
+    micro_batch_line,
+)
 from benchmarks.selection.method_costs import measure_methods, method_table
 from benchmarks.selection.yardstick import ENCODER_WIDTH, LLM_WIDTH, NUM_QUERY_TOKENS, RETENTION
 from benchmarks.shared.provenance import RESULTS, processor_name
@@ -44,13 +52,26 @@ def main() -> None:
         default=OUTPUT,
         help="where to write the JSON (default: %(default)s)",
     )
+    parser.add_argument(
+        "--launches",
+        action="store_true",
+        help="count launches on a device and estimate their time; time nothing",
+    )
     arguments = parser.parse_args()
+    launches = launch_costs()
+    print(launch_table(launches))
+    print()
+    if arguments.launches:
+        print(micro_batch_line())
+        return
     torch.set_num_threads(arguments.threads)
     costs = [measure(*shape, arguments.rounds) for shape in SHAPES]
     methods = [cost for s in SHAPES for cost in measure_methods(*s, arguments.method_rounds)]
     print(table(costs))
     print()
     print(method_table(methods))
+    print()
+    print(micro_batch_line())
     report = {
         "command": "python -m benchmarks.selection "
         f"--threads {arguments.threads} --rounds {arguments.rounds} "
@@ -65,6 +86,7 @@ def main() -> None:
         "retention": RETENTION,
         "costs": [asdict(cost) for cost in costs],
         "methods": [asdict(cost) for cost in methods],
+        "launches": as_json(launches),
     }
     arguments.output.parent.mkdir(parents=True, exist_ok=True)
     arguments.output.write_text(json.dumps(report, indent=2) + "\n")
