@@ -12,9 +12,9 @@ FROM python:${PYTHON_VERSION}-slim-bookworm AS cpu-environment
 WORKDIR /opt/msdg-vllm
 ENV PIP_NO_CACHE_DIR=1
 COPY pyproject.toml README.md LICENSE ./
-COPY scripts/setup.py scripts/environment.py scripts/*.pth scripts/
+COPY scripts/setup.py scripts/environment.py scripts/pinned.txt scripts/*.pth scripts/
 COPY msdg_vllm/__init__.py msdg_vllm/
-RUN python3 scripts/setup.py --venv /opt/venv --extra cpu
+RUN python3 scripts/setup.py --venv /opt/venv --extra cpu --constraints scripts/pinned.txt
 
 
 FROM python:${PYTHON_VERSION}-slim-bookworm AS cpu

@@ -13,9 +13,18 @@ PORT = 8000
 ARGS =
 IMAGE_FOLDER = build/image
 
+# The versions to install: those that the tests passed with. `PINNED=` takes the newest that fit.
+PINNED = scripts/pinned.txt
+
+ifneq ($(words $(VENV)),1)
+$(error VENV must be a path without spaces, got '$(VENV)')
+endif
+
 PY := $(VENV)/bin/python
 PYTEST := $(PY) -m pytest
-SETUP := scripts/setup.py scripts/environment.py scripts/msdg-vllm-torch-companions.pth pyproject.toml
+SETUP := scripts/setup.py scripts/environment.py scripts/msdg-vllm-torch-companions.pth $(PINNED) \
+         pyproject.toml
+RUN_SETUP := $(PYTHON) scripts/setup.py --venv $(VENV) --extra $(EXTRA) $(addprefix --constraints ,$(PINNED))
 READY := $(VENV)/.ready-$(EXTRA)
 READY_DEV := $(READY)-dev
 READY_BENCH := $(READY)-bench
@@ -34,18 +43,18 @@ help: ## List what can be made
 	@echo
 	@echo "Options of make serve: MODEL=$(MODEL) HOST=$(HOST) PORT=$(PORT) ARGS='--help'"
 	@echo "Options of make bench: ARGS='--users 8 --time 2m --retention 1.0,0.111'"
-	@echo "Options of every target: EXTRA=cpu|gpu VENV=$(VENV) PYTHON=$(PYTHON)"
+	@echo "Options of every target: EXTRA=cpu|gpu VENV=$(VENV) PYTHON=$(PYTHON) PINNED=$(PINNED)"
 
 $(READY): $(SETUP)
-	@$(PYTHON) scripts/setup.py --venv $(VENV) --extra $(EXTRA)
+	@$(RUN_SETUP)
 	@touch $@
 
 $(READY_DEV): $(SETUP)
-	@$(PYTHON) scripts/setup.py --venv $(VENV) --extra $(EXTRA) --group dev
+	@$(RUN_SETUP) --group dev
 	@touch $(READY) $@
 
 $(READY_BENCH): $(SETUP)
-	@$(PYTHON) scripts/setup.py --venv $(VENV) --extra $(EXTRA) --group bench
+	@$(RUN_SETUP) --group bench
 	@touch $(READY) $@
 
 setup: $(READY_DEV) ## Install everything, the developers' tools included

