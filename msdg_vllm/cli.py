@@ -12,7 +12,10 @@ from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 
-from msdg_vllm import __version__
+from msdg_vllm import __version__, console
+
+# vLLM's processes load this module again, as the one that was started, and before vLLM.
+console.prepare()
 
 PROGRAM = "msdg-vllm"
 

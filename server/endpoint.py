@@ -30,7 +30,17 @@ from vllm.entrypoints.serve.utils.api_utils import validate_json_request
 from vllm.exceptions import VLLMNotFoundError, VLLMValidationError
 
 from msdg_vllm.settings import Settings
-from server import access, first_token, malformed, playground, probes, rendering, shutdown
+from server import (
+    access,
+    first_token,
+    front_page,
+    greeting,
+    malformed,
+    playground,
+    probes,
+    rendering,
+    shutdown,
+)
 from server.adaptive.keeper import start_keeper
 from server.description import PruningDescription, describe, describe_target
 from server.metrics import MetricsPage, RequestMetrics
@@ -228,7 +238,7 @@ class MsdgEndpointPlugin:
 
     def attach_router(self, app: FastAPI) -> None:
         """Replace the routes that take pruning fields, and add our own."""
-        routes = [*router.routes, *probes.router.routes]
+        routes = [*router.routes, *probes.router.routes, *front_page.router.routes]
         settings = Settings.from_environment()
         if settings.playground and not app.state.args.disable_fastapi_docs:
             routes += playground.router.routes
@@ -247,6 +257,7 @@ class MsdgEndpointPlugin:
         assert engine_client is not None  # there is one wherever there is the task "generate"
         model_name = state.openai_serving_models.base_model_paths[0].name
         state.msdg_description = describe(engine_client, model_name)
+        state.msdg_greeting = asyncio.create_task(greeting.greet(state, args))
         state.msdg_metrics_page = MetricsPage(engine_client, model_name)
         heart = probes.Heart(partial(ask_workers, engine_client, "msdg_statistics", timeout=None))
         state.msdg_condition = probes.Condition(engine_client, heart)

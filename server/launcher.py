@@ -14,10 +14,12 @@ from contextlib import contextmanager
 from importlib.metadata import entry_points
 from typing import Any
 
-from msdg_vllm import ARCHITECTURES
+from msdg_vllm import ARCHITECTURES, console
 from msdg_vllm.core.errors import MsdgError, SettingsError
 from msdg_vllm.settings import Setting, Settings, variable_of
+from server import greeting, preflight
 from server.adaptive.state import LOAD_FILE_VARIABLE, SharedLoad
+from server.ending import ending_quietly
 from server.machine import fit_machine, unsaid
 
 PLUGIN = "msdg"
@@ -50,10 +52,25 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Run the server until it is stopped; a mistake in the options ends it with exit code 2."""
     arguments = sys.argv[1:] if argv is None else list(argv)
     try:
+        preflight.check_early(arguments)
         enable_plugin(os.environ)
     except SettingsError as error:
-        sys.exit(f"msdg-vllm serve: error: {error}")
+        print(f"msdg-vllm serve: error: {error}", file=sys.stderr)
+        sys.exit(2)
+    speak_to_person(arguments)
+    with ending_quietly():
+        _serve(arguments)
 
+
+def speak_to_person(arguments: Sequence[str]) -> None:
+    """Print what a person wants to see, unless the operator has a log configuration of his own."""
+    if not console.has_own_configuration(arguments, os.environ):
+        greeting.promise_greeting(arguments)
+        if not console.wants_all(arguments, os.environ):
+            console.calm(os.environ)
+
+
+def _serve(arguments: Sequence[str]) -> None:
     # Only now: vLLM reads its environment while it is imported.
     from vllm.entrypoints.cli.serve import ServeSubcommand
     from vllm.entrypoints.launchers.cli_args import validate_parsed_serve_args
@@ -68,12 +85,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     try:
         apply_options(options, os.environ)
         check_frontend(options)
+        preflight.check_hub(options.model_tag or options.model, options.revision)
         check_architecture(options)
         fit_machine(options, parser)
     except MsdgError as error:
         parser.error(str(error))
     configure_logging_from_args(options)
     validate_parsed_serve_args(options)
+    greeting.announce_model(options)
     with shared_load(os.environ):
         ServeSubcommand.cmd(options)
     if traffic.engine_failed:
@@ -110,6 +129,13 @@ def make_parser() -> Any:
     )
     group = parser.add_argument_group(
         "msdg-vllm", "What a request gets that does not say otherwise."
+    )
+    group.add_argument(
+        console.VERBOSE,
+        action="store_true",
+        default=argparse.SUPPRESS,
+        help="Show vLLM's whole log instead of its warnings and a summary; so does setting "
+        "$VLLM_LOGGING_LEVEL.",
     )
     defaults = Settings()
     for name, setting in Settings.table().items():
@@ -162,6 +188,7 @@ def apply_options(options: argparse.Namespace, environment: MutableMapping[str, 
         delattr(options, name)
         if value is not None:
             environment[variable_of(name)] = str(int(value) if isinstance(value, bool) else value)
+    vars(options).pop("verbose", None)
     settings = Settings.from_environment(environment)
     if settings.profile is not None:
         from msdg_vllm.core.profiles import EncoderProfile

@@ -43,6 +43,8 @@ def fit_machine(
         small = weights is not None and weights < SMALL_MODEL_BYTES
         _decide_compilation(options, small, has_compiler(environment))
         _decide_memory(options, small, environment)
+        if small:
+            options.use_tqdm_on_load = False  # a bar for what takes no time
     for name in _DECIDED:
         if getattr(options, name) is None:
             setattr(options, name, parser.get_default(name))

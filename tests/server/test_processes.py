@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -18,7 +19,8 @@ from tests.deployment import compose_server
 from tests.engine.llava_oracle import LlavaOracle
 from tests.pictures import picture_of
 from tests.qwen_checkpoint import make_qwen2_5_vl
-from tests.server.running import Server, chat_body, image_part, running_server, user
+from tests.server.command import COMMAND
+from tests.server.running import START_SECONDS, Server, chat_body, image_part, running_server, user
 
 QUESTION = "Read the code on the sign."
 CHAT = "/v1/chat/completions"
@@ -224,3 +226,18 @@ def test_a_wrong_option_ends_the_start_with_one_sentence(checkpoint: Path) -> No
     )
     assert ended.returncode == 2
     assert "retention must be in (0, 1], got '0'" in ended.stderr.splitlines()[-1]
+
+
+def test_a_start_that_fails_says_why_at_the_end(checkpoint: Path) -> None:
+    ended = subprocess.run(
+        [COMMAND, "serve", str(checkpoint), "--kv-cache-memory-bytes=4096", "--port=0"],
+        env={**os.environ, "HF_HUB_OFFLINE": "1"},
+        capture_output=True,
+        text=True,
+        timeout=START_SECONDS,
+        check=False,
+    )
+    assert ended.returncode == 1
+    last = ended.stderr.splitlines()[-1]
+    assert last.startswith("msdg-vllm serve: error: the engine did not start: ValueError: ")
+    assert "memory for the cache blocks" in last

@@ -126,7 +126,7 @@ def test_what_is_not_decided_is_as_vllm_has_it(parser: Any) -> None:
     stock = vars(parser.parse_args(["--model", BUNDLED[0]]))
     ours = vars(fitted(parser, {}, "--model", BUNDLED[0]))
     changed = {name for name in stock if stock[name] != ours[name]}
-    assert changed == {"enforce_eager", "kv_cache_memory_bytes"}
+    assert changed == {"enforce_eager", "kv_cache_memory_bytes", "use_tqdm_on_load"}
 
 
 def test_a_folder_without_weights_is_of_unknown_size(tmp_path: Path) -> None:
