@@ -12,7 +12,7 @@ FROM python:${PYTHON_VERSION}-slim-bookworm AS cpu-environment
 WORKDIR /opt/msdg-vllm
 ENV PIP_NO_CACHE_DIR=1
 COPY pyproject.toml README.md LICENSE ./
-COPY scripts/setup.py scripts/environment.py scripts/pinned.txt scripts/*.pth scripts/
+COPY scripts scripts
 COPY msdg_vllm/__init__.py msdg_vllm/
 RUN python3 scripts/setup.py --venv /opt/venv --extra cpu --constraints scripts/pinned.txt
 
@@ -53,7 +53,7 @@ CMD ["--model", "models/scenes-llava", \
 FROM python:${PYTHON_VERSION}-slim-bookworm AS wheel
 WORKDIR /opt/msdg-vllm
 COPY pyproject.toml README.md LICENSE ./
-COPY scripts/setup.py scripts/environment.py scripts/*.pth scripts/
+COPY scripts/build_hook.py scripts/
 COPY server server
 COPY msdg_vllm msdg_vllm
 RUN pip wheel --no-cache-dir --no-deps --wheel-dir /opt/wheels .

@@ -22,8 +22,7 @@ endif
 
 PY := $(VENV)/bin/python
 PYTEST := $(PY) -m pytest
-SETUP := scripts/setup.py scripts/environment.py scripts/msdg-vllm-torch-companions.pth $(PINNED) \
-         pyproject.toml
+SETUP := $(wildcard scripts/*.py scripts/*.pth) $(PINNED) pyproject.toml
 RUN_SETUP := $(PYTHON) scripts/setup.py --venv $(VENV) --extra $(EXTRA) $(addprefix --constraints ,$(PINNED))
 READY := $(VENV)/.ready-$(EXTRA)
 READY_DEV := $(READY)-dev

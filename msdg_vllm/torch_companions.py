@@ -16,8 +16,9 @@ What can load its libraries is left alone.
 
 vLLM runs models in several processes, and transformers imports these packages before any plugin
 is loaded. Python therefore calls `install()` at every interpreter start, through
-`msdg-vllm-torch-companions.pth`. It must stay cheap, so this module imports nothing that a bare
-interpreter has not loaded already.
+`msdg-vllm-torch-companions.pth`, which `make setup` brings; where the wheel was installed instead,
+`python -m msdg_vllm.torch_companions` writes it. It must stay cheap, so this module imports nothing
+that a bare interpreter has not loaded already.
 """
 
 from __future__ import annotations
@@ -43,6 +44,12 @@ _TORCHAUDIO = "torchaudio._extension.utils"
 _TORCHCODEC = "torchcodec"
 # One of them is loaded, by what the processor can do.
 _VLLM_KERNELS = ("vllm._C", "vllm._C_AVX2", "vllm._C_AVX512")
+
+# A left-over file, after this package has gone, must be silent.
+_START_UP_LINE = (
+    'import sys; exec("try:\\n    from msdg_vllm.torch_companions import install\\n    install()'
+    '\\nexcept ImportError:\\n    pass")\n'
+)
 
 # A torch library takes its operators with it when it is garbage collected.
 _library: Library | None = None
@@ -124,3 +131,17 @@ def install() -> None:
     """Watch for the companions' imports; calling it again changes nothing."""
     if not any(isinstance(finder, _CompanionFinder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _CompanionFinder())
+
+
+def write_start_up_file() -> str:
+    """Write the file that has Python call `install()` in this environment; return its path."""
+    import sysconfig
+
+    path = f"{sysconfig.get_path('purelib')}/msdg-vllm-torch-companions.pth"
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(_START_UP_LINE)
+    return path
+
+
+if __name__ == "__main__":
+    print(write_start_up_file())

@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+import sysconfig
 import tomllib
 import zipfile
 from importlib.metadata import PackageNotFoundError, entry_points, requires, version
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import msdg_vllm
+from scripts.build_hook import StartUpFileHook
 from scripts.environment import CPU_TORCH_VERSION
 
 ROOT = Path(__file__).parents[2]
@@ -68,12 +70,24 @@ def test_the_set_up_and_the_package_accept_the_same_pythons() -> None:
     assert "Python 3.11 to 3.14" in check
 
 
-def test_the_wheel_holds_both_packages_their_types_and_the_start_up_file(
+def test_the_wheel_holds_both_packages_and_their_types_and_nothing_that_python_runs_by_itself(
     wheel_names: list[str],
 ) -> None:
-    assert "msdg-vllm-torch-companions.pth" in wheel_names
+    assert [name for name in wheel_names if name.endswith(".pth")] == []
+    assert "msdg_vllm/console.json" in wheel_names
     assert "msdg_vllm/py.typed" in wheel_names
     assert "server/endpoint.py" in wheel_names
     tops = {name.split("/")[0] for name in wheel_names}
     dist_info = f"msdg_vllm-{msdg_vllm.__version__}.dist-info"
-    assert tops == {"msdg_vllm", "server", "msdg-vllm-torch-companions.pth", dist_info}
+    assert tops == {"msdg_vllm", "server", dist_info}
+
+
+def test_an_editable_install_brings_the_start_up_file() -> None:
+    build_data: dict[str, dict[str, str]] = {"force_include_editable": {}}
+    hook = StartUpFileHook(str(ROOT), {}, None, None, "", "wheel")  # type: ignore[arg-type]
+    hook.initialize("standard", build_data)
+    assert build_data["force_include_editable"] == {}
+    hook.initialize("editable", build_data)
+    ((source, target),) = build_data["force_include_editable"].items()
+    assert (ROOT / source).is_file()
+    assert (Path(sysconfig.get_path("purelib")) / target).is_file()

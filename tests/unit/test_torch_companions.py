@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -157,3 +158,12 @@ def test_the_hook_loads_no_module_beyond_its_own() -> None:
 def test_a_left_over_start_up_file_is_silent(tmp_path: Path) -> None:
     child = run(f"exec(open({str(START_UP_FILE)!r}).read())", "-I", "-S", cwd=tmp_path)
     assert (child.returncode, child.stderr) == (0, "")
+
+
+def test_where_the_wheel_was_installed_the_module_writes_the_same_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sysconfig, "get_path", lambda name: str(tmp_path))
+    written = Path(torch_companions.write_start_up_file())
+    assert written == tmp_path / START_UP_FILE.name
+    assert written.read_text() == START_UP_FILE.read_text()
