@@ -39,7 +39,7 @@ _NOISE = re.compile(
         )
     )
 )
-_PROBES = ("/health", "/ping", "/metrics")
+_PROBES = ("/health", "/health/live", "/health/ready", "/ping", "/metrics")
 
 
 def has_own_configuration(arguments: Sequence[str], environment: Mapping[str, str]) -> bool:
