@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
 from benchmarks.quality import show
 from benchmarks.quality.ablate import mark, select, trials
@@ -25,6 +26,7 @@ from benchmarks.quality.variants import OURS, Variant
 from benchmarks.shared.client import ServerError
 from benchmarks.shared.pictures import data_url
 from benchmarks.shared.provenance import ROOT
+from examples import transformers_llava, transformers_qwen2_5_vl
 from msdg_vllm.core.budget import num_kept_tokens
 from tests.server.running import Server, running_server
 
@@ -105,6 +107,24 @@ def test_this_process_and_the_endpoint_keep_the_same_tokens_and_agree_on_the_ans
             agreed.append((whole.text == question.answer) == marks[question.kind, "unpruned"])
     assert len(agreed) > 2 * len(KINDS)
     assert all(agreed)
+
+
+def test_plain_transformers_keeps_the_tokens_of_the_server_and_answers_the_same(
+    bundled: Server, model: SceneModel
+) -> None:
+    example = {"scenes-llava": transformers_llava, "scenes-qwen": transformers_qwen2_5_vl}
+    ask = example[model.folder.name].ask
+    endpoint = Endpoint(bundled.url)
+    for name, questions in json.loads((ROOT / "examples" / "questions.json").read_text()).items():
+        picture = Image.open(ROOT / "examples" / name).convert("RGB")
+        for question in questions:
+            answer, keep = ask(
+                model.model, model.processor, model.profile, picture, question, float(NINTH)
+            )
+            said = endpoint.ask(data_url(picture), question, "msdg", NINTH, explain=True)
+            assert said.explanation is not None
+            assert endpoint.client.explanation(said.explanation)["kept"] == keep.tolist()
+            assert said.text.strip() == answer
 
 
 def test_a_method_the_server_does_not_know_is_named(bundled: Server) -> None:
