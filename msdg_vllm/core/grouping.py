@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from msdg_vllm.core import kernels
 from msdg_vllm.core.signals import row_norms, unit_
 from msdg_vllm.core.tiles import NARROW_TILE, TILE, fill_up, round_up, token_blocks
 
@@ -33,10 +34,17 @@ def group_tokens(
     Args:
         directions: One `(N, d)` tensor per row; unit vectors or zeros where a token is a candidate.
         candidates: `(R, N)`, True for tokens to be grouped.
-        num_groups: `(R,)`, K of each row, at most the number of its candidates.
+        num_groups: `(R,)`, K of each row: 1, or the number of its candidates or `max_groups`,
+            whichever is less.
         max_groups: The largest value `num_groups` may have.
         seed: The first centroid is the candidate number `seed mod M`.
     """
+    labels = kernels.run(
+        candidates.device,
+        lambda: _by_kernels(directions, candidates, num_groups, max_groups, seed),
+    )
+    if labels is not None:
+        return labels
     num_tokens = candidates.shape[-1]
     # From here on N and K are rounded up to whole tiles; what is added is never a candidate and
     # never an active group.
@@ -69,6 +77,14 @@ def group_tokens(
         unchanged = (labels == previous_labels).all(dim=-1)
         converged = converged | (unchanged | (change < _LOSS_TOLERANCE)).unsqueeze(-1)
     return labels[:, :num_tokens]
+
+
+def _by_kernels(
+    directions: Sequence[Tensor], candidates: Tensor, num_groups: Tensor, max_groups: int, seed: int
+) -> Tensor:
+    from msdg_vllm.core.kernels.analysis import group_rows  # loads Triton
+
+    return group_rows(directions, candidates, num_groups, max_groups, seed)
 
 
 def _farthest_points(

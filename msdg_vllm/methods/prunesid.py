@@ -5,7 +5,8 @@ they are exact, in float64. The group of a token does not depend on signs, nor o
 eigenspace: components with equal eigenvalues count as one.
 
 It waits for the device: for the eigenvectors, then for the counts on which suppression and quotas
-rest. Its cost grows with the cube of min(N, d).
+rest. So no kernel could save it its launches, and it has none. Its cost grows with the cube of
+min(N, d).
 """
 
 import math

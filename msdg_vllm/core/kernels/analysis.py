@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -20,6 +21,8 @@ TYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: 
 # Up to here a matrix of tokens by tokens is made.
 _MAX_GRAM_TOKENS = 1024
 _TILE, _DEPTH, _COLUMNS, _SPAN = 64, 32, 32, 1024
+# Few columns, many programs: each has to look at all tokens.
+_SUM_COLUMNS = 16
 # Values of a state that one program reads at once; a row that is wider is read all the same.
 _STATES_AT_ONCE = 2048
 
@@ -126,6 +129,28 @@ def analyze_rows(
     )
 
 
+def group_rows(
+    directions: Sequence[Tensor], candidates: Tensor, num_groups: Tensor, max_groups: int, seed: int
+) -> Tensor:
+    """Return the group of each token, `(R, N)`: `group_tokens` by kernels."""
+    num_tokens, width = directions[0].shape
+    to_tiles = (0, round_up(num_tokens, _TILE) - num_tokens)
+    units = torch.stack(list(directions)).masked_fill_(~candidates.unsqueeze(-1), 0.0)
+    padded = F.pad(candidates, to_tiles)
+    groups, _ = group(
+        Directions(
+            units=F.pad(units, (0, round_up(width, _TILE) - width, *to_tiles)),
+            candidates=padded.to(torch.int8),
+            # Without a token that moved there is one group.
+            moved=(padded & (num_groups > 1).unsqueeze(-1)).to(torch.int8),
+        ),
+        num_tokens,
+        max_groups,
+        seed,
+    )
+    return groups
+
+
 def group(
     directions: Directions, num_tokens: int, max_groups: int, seed: int
 ) -> tuple[Tensor, Tensor]:
@@ -193,7 +218,7 @@ def _group_by_blocks(
 ) -> tuple[Tensor, Tensor]:
     num_rows, padded, width = directions.units.shape
     device = directions.units.device
-    num_tiles, num_blocks = padded // _TILE, width // _COLUMNS
+    num_tiles, num_blocks = padded // _TILE, width // _SUM_COLUMNS
     groups, tiles, blocks = (
         max(16, triton.next_power_of_2(n)) for n in (max_groups, num_tiles, num_blocks)
     )
@@ -241,7 +266,7 @@ def _group_by_blocks(
             large_grouping.update_kernel, (num_blocks, num_rows),
             directions.units, num_groups, num_candidates, centroids, squares, labels, nearest,
             distances, changes, losses[turn], losses[turn + 1], converged, padded, width, num_tiles,
-            WIDTH_BLOCKS=blocks, ROWS=_TILE, COLUMNS=_COLUMNS, SPAN=_SPAN, **constants,
+            WIDTH_BLOCKS=blocks, ROWS=_TILE, COLUMNS=_SUM_COLUMNS, SPAN=_SPAN, **constants,
         )  # fmt: skip
         assign(is_first=False)
     return labels[:, :num_tokens], num_groups

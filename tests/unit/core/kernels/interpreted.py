@@ -16,7 +16,14 @@ import triton.runtime.interpreter as interpreter
 from torch import Tensor
 from torch.nn.functional import pad
 
-from msdg_vllm.core import ImageSignals, analyze_image, kernels, score_tokens, take_tokens
+from msdg_vllm.core import (
+    ImageSignals,
+    SelectionOptions,
+    analyze_image,
+    kernels,
+    score_tokens,
+    take_tokens,
+)
 from msdg_vllm.core.kernels import analysis, selection
 from msdg_vllm.methods import Encoder, Image, Signals, method_named
 from tests.unit.core.cases import Case, make_profile, random_case
@@ -25,6 +32,7 @@ TYPES = (torch.float32, torch.float32, torch.bfloat16, torch.float16)
 CASES_PER_CALL = 8
 WIDEST = 48  # of the tokens of a random case
 MAX_TOKENS = 200  # beyond, the interpreter needs seconds
+ABLATION = SelectionOptions(sink_filter=False)
 FEW_LARGE = (350, 300)
 
 
@@ -195,6 +203,15 @@ def compare_batches() -> dict[str, bool]:
                     strict=True,
                 )
             )
+            kernels.DEVICES = set()
+            expected = analyze_image(case.states, case.profile, options=ABLATION)
+            kernels.DEVICES = {"cpu"}
+            with kernels.recorded_launches() as launches:
+                grouped = analyze_image(case.states, case.profile, options=ABLATION)
+            facts[f"groups of an ablation, {len(case.visual)} tokens {path}"] = bool(
+                launches
+            ) and torch.equal(grouped.groups, expected.groups)
+            kernels.DEVICES = set()
     facts["embeddings that are not finite"] = _compare_embeddings(cases[0])
     return facts
 
@@ -247,7 +264,7 @@ def main() -> None:
     builder = interpreter.interpreter_builder
     builder.options = replace(builder.options, sanitize_overflow=False)
     # Fewer programs; what one does is the same.
-    analysis._COLUMNS = 64
+    analysis._COLUMNS = analysis._SUM_COLUMNS = 64
     seeds = list(FEW_LARGE)
     seed = 0
     while len(seeds) < int(sys.argv[1]):

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from msdg_vllm.core import analyze_image, kernels, select_tokens
-from msdg_vllm.core.options import PAPER, SelectionOptions
 from tests.unit.core.cases import random_case
 
 
@@ -59,13 +58,3 @@ def test_a_device_without_memory_is_no_reason_to_give_up_its_kernels() -> None:
     with pytest.raises(torch.OutOfMemoryError):
         kernels.run(torch.device("cpu"), fails)
     assert kernels.run_on(torch.device("cpu"))
-
-
-@pytest.mark.usefixtures("_kernels_on_cpu")
-def test_ablations_use_torch(caplog: pytest.LogCaptureFixture) -> None:
-    case = random_case(23)
-    options = SelectionOptions(budgets="size", sink_filter=False)
-    assert options != PAPER
-    signals = analyze_image(case.states, case.profile, options=options)
-    select_tokens(signals, case.visual, case.query, 3, options)
-    assert caplog.records == []
