@@ -25,13 +25,15 @@ class EvoCut(Method):
     Sinks are kept only for lack of others. Waits for no device.
     """
 
+    reads_profile = True
+
     def needs(self, encoder: Encoder) -> Needs:
-        profile = encoder.profile
+        profile = encoder.measured
         ends = {end for layer in _layers(profile) for end in (layer, layer + 1)}
         return Needs(states=tuple(sorted({*ends, *sink_states(profile)})))
 
     def select(self, image: Image, budget: int) -> Selection:
-        profile, states = image.encoder.profile, image.signals.states
+        profile, states = image.encoder.measured, image.signals.states
         patches = image.encoder.patches_per_token
         needed = self.needs(image.encoder).states
         finite = torch.stack([row_norms(states[n].float()).isfinite() for n in needed])

@@ -3,12 +3,12 @@
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
 from msdg_vllm.methods.image import Image, Question, Selection
-from msdg_vllm.methods.needs import Encoder, Needs
+from msdg_vllm.methods.needs import Encoder, Needs, unmet_need
 
 
 class Method(ABC):
@@ -23,7 +23,22 @@ class Method(ABC):
     - on the device of its inputs, without waiting for it unless its docstring says where.
 
     Instances hold no state; one serves all requests.
+
+    Attributes:
+        reads_profile: Whether the method reads the encoder's profile; `needs` is then called
+            only for an encoder that has one.
     """
+
+    reads_profile: ClassVar[bool] = False
+
+    def unmet_need(self, encoder: Encoder) -> str | None:
+        """Say what an encoder cannot give to the method; None when it can give all."""
+        if self.reads_profile and encoder.profile is None:
+            return (
+                "a profile of the vision encoder, and there is none for this one (make one with "
+                "`msdg-vllm calibrate`, and start with it as --profile)"
+            )
+        return unmet_need(self.needs(encoder), encoder)
 
     @abstractmethod
     def needs(self, encoder: Encoder) -> Needs:

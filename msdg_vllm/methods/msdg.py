@@ -29,8 +29,10 @@ class Msdg(Method):
     images of any size, each with its own question and budget.
     """
 
+    reads_profile = True
+
     def needs(self, encoder: Encoder) -> Needs:
-        return Needs(states=encoder.profile.layers, query=True)
+        return Needs(states=encoder.measured.layers, query=True)
 
     def select(self, image: Image, budget: int) -> Selection:
         (selection,) = self.select_all(self.analyze([image]), [Question(budget, image.query)])
@@ -40,7 +42,7 @@ class Msdg(Method):
         has_padding = any(image.places is not None for image in images)
         signals = analyze_images(
             [image.signals.states for image in images],
-            images[0].encoder.profile,
+            images[0].encoder.measured,
             images[0].encoder.patches_per_token,
             valid=torch.stack([image.valid for image in images]) if has_padding else None,
         )

@@ -14,17 +14,25 @@ class Encoder:
 
     Attributes:
         num_layers: Layers that run.
-        profile: Sinks, windows and directions of this encoder.
+        profile: Sinks, windows and directions of this encoder; None when nobody measured them.
         has_class_token: Whether a class token looks at all patches.
         global_layers: Layers whose attention spans the whole image; None means all of them.
         patches_per_token: How many neighbouring patches merge into one visual token.
+        num_levels: Further embeddings that a token carries for later layers of the decoder.
     """
 
     num_layers: int
-    profile: EncoderProfile
+    profile: EncoderProfile | None
     has_class_token: bool = True
     global_layers: tuple[int, ...] | None = None
     patches_per_token: int = 1
+    num_levels: int = 0
+
+    @property
+    def measured(self) -> EncoderProfile:
+        """The profile, for methods that read it: without one they are not asked."""
+        assert self.profile is not None
+        return self.profile
 
     @property
     def last_layer(self) -> int:
@@ -56,6 +64,7 @@ class Needs:
         visual: Whether the projected tokens are read, with or without a query.
         query: Whether the query is read, and, when there is one, the projected tokens.
         seed: Whether a number that identifies the image's content is read.
+        merging: Whether new tokens are made of several.
     """
 
     states: tuple[int, ...] = ()
@@ -67,6 +76,7 @@ class Needs:
     visual: bool = False
     query: bool = False
     seed: bool = False
+    merging: bool = False
 
     def __or__(self, other: "Needs") -> "Needs":
         """Return what two methods need together."""
@@ -87,6 +97,11 @@ class Needs:
 
 def unmet_need(needs: Needs, encoder: Encoder) -> str | None:
     """Say what an encoder cannot give to a method; None when it can give all."""
+    if needs.merging and encoder.num_levels:
+        return (
+            "only a token's embedding when it merges tokens, and those of this model carry "
+            f"{encoder.num_levels} more for later layers"
+        )
     if needs.class_attention and not encoder.has_class_token:
         return "the attention of a class token, and this vision encoder has none"
     if windowed := set(needs.received_attention) - set(

@@ -14,12 +14,14 @@ class RepresentationShift(Method):
     of the direction where the profile has no window. Waits for no device.
     """
 
+    reads_profile = True
+
     def needs(self, encoder: Encoder) -> Needs:
-        profile = encoder.profile
+        profile = encoder.measured
         return Needs(mlp_updates=(_layer(profile),), states=sink_states(profile))
 
     def select(self, image: Image, budget: int) -> Selection:
-        scores = image.per_token(image.signals.mlp_updates[_layer(image.encoder.profile)])
+        scores = image.per_token(image.signals.mlp_updates[_layer(image.encoder.measured)])
         sinks = sink_tokens(image)
         return Selection(top_tokens(scores, budget, last=sinks), scores=scores, sinks=sinks)
 

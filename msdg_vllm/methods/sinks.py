@@ -19,7 +19,7 @@ def sink_tokens(image: Image) -> Tensor:
     Needs the states of `sink_states`. One sink among the patches of a token decides. An encoder
     without sinks has none, and nothing tells whether its states are finite.
     """
-    profile = image.encoder.profile
+    profile = image.encoder.measured
     if profile.sink_state is None:
         return torch.zeros(image.num_tokens, dtype=torch.bool, device=image.visual.device)
     state = image.signals.states[profile.sink_state].float()

@@ -37,6 +37,7 @@ class VisionZip(Method):
             keys=layers,
             features=encoder.patches_per_token == 1,
             visual=True,
+            merging=True,
         )
 
     def select(self, image: Image, budget: int) -> Selection:

@@ -74,7 +74,7 @@ def make_image(
         return values[source].flatten(0, 1)
 
     states = {layer: tokens(width) for layer in range(NUM_LAYERS + 1)}
-    profile = encoder.profile
+    profile = encoder.measured
     assert profile.sink_coordinate is not None
     assert profile.sink_layer is not None
     coordinate = min(profile.sink_coordinate, width - 1)
@@ -129,7 +129,7 @@ def _visionzip(image: Image, budget: int) -> Expected:
 
 
 def _representation_shift(image: Image, budget: int) -> Expected:
-    profile = image.encoder.profile
+    profile = image.encoder.measured
     assert profile.sink_layer is not None
     return representation_shift_reference(
         array(image.signals.mlp_updates[3]),  # the middle of the window from 2 to 4
@@ -159,7 +159,7 @@ REFERENCES: dict[str, Callable[[Image, int], Expected]] = {
     ),
     "evocut": lambda image, budget: evocut_reference(
         {n: array(image.signals.states[n]) for n in range(NUM_LAYERS)},
-        image.encoder.profile,
+        image.encoder.measured,
         budget,
         image.encoder.patches_per_token,
     ),

@@ -31,7 +31,10 @@ SMALL = Encoder(
     ("name", "needs"),
     [
         ("cls_attention", Needs(class_attention=(22,))),
-        ("visionzip", Needs(class_attention=(22,), keys=(22,), features=True, visual=True)),
+        (
+            "visionzip",
+            Needs(class_attention=(22,), keys=(22,), features=True, visual=True, merging=True),
+        ),
         ("divprune", Needs(visual=True)),
         ("prunesid", Needs(class_attention=(22,), features=True)),
         ("hiprune", Needs(received_attention=(8, 22))),
@@ -48,7 +51,7 @@ def test_on_clip_a_method_reads_the_layers_of_its_original(name: str, needs: Nee
 @pytest.mark.parametrize(
     ("name", "needs"),
     [
-        ("visionzip", Needs(received_attention=(31,), keys=(31,), visual=True)),
+        ("visionzip", Needs(received_attention=(31,), keys=(31,), visual=True, merging=True)),
         ("prunesid", Needs(visual=True)),
         ("hiprune", Needs(received_attention=(15, 31))),
         ("representation_shift", Needs(mlp_updates=(21,), states=(18,))),
@@ -106,7 +109,7 @@ def test_methods_that_filter_sinks_do_without_them_where_there_are_none(name: st
     method = method_named(name)
     image = make_image(0, "random", num_tokens=20)
     bare = replace(
-        image.encoder.profile, saliency_window=None, sink_layer=None, sink_coordinate=None
+        image.encoder.measured, saliency_window=None, sink_layer=None, sink_coordinate=None
     )
     image = replace(image, encoder=replace(image.encoder, profile=bare))
     needs = method.needs(image.encoder)
