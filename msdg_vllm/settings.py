@@ -102,12 +102,13 @@ class Settings:
             "FRACTION",
         ),
     )
-    default_method: str = _setting(
-        METHODS[0],
+    default_method: str | None = _setting(
+        None,
         Setting(
             _one_of("method", METHODS),
             "Which method chooses the tokens; docs/methods.md compares them.",
             choices=METHODS,
+            default=f"{METHODS[0]}, or divprune for a vision encoder without a profile",
         ),
     )
     query_mode: str = _setting(

@@ -12,7 +12,6 @@ from vllm.engine.protocol import EngineClient
 import msdg_vllm
 from msdg_vllm.core.errors import SettingsError
 from msdg_vllm.engine.api.processor import PruningProcessor
-from msdg_vllm.engine.encoder import profile_of
 from msdg_vllm.engine.worker.explanations import LIFETIME_SECONDS, MAX_BYTES, MAX_REQUESTS
 from msdg_vllm.request import QUERY_MODES, SCOPES
 from msdg_vllm.settings import Settings
@@ -20,10 +19,10 @@ from server.adaptive.keeper import TargetKeeper
 
 
 class EncoderDescription(BaseModel):
-    """The encoder profile in use."""
+    """The encoder profile in use; null when there is none for the model's encoder."""
 
-    name: str
-    profile: dict[str, Any]
+    name: str | None
+    profile: dict[str, Any] | None
 
 
 class Limits(BaseModel):
@@ -64,6 +63,7 @@ class PruningDescription(BaseModel):
     default_query_mode: str
     query_modes: list[str]
     methods: list[str]
+    unavailable_methods: dict[str, str]
     scopes: list[str]
     limits: Limits
     adaptive: TargetDescription | None = None
@@ -80,17 +80,22 @@ def describe(engine_client: EngineClient, model_name: str) -> PruningDescription
             f"supported are {', '.join(sorted(msdg_vllm.ARCHITECTURES))}. To serve it without "
             "pruning start vLLM itself"
         )
-    profile_name, profile = profile_of(model_config, settings)
+    found = processor.profile
     return PruningDescription(
         model=model_name,
         architecture=model_config.architecture,
         version=msdg_vllm.__version__,
-        encoder=EncoderDescription(name=profile_name, profile=dataclasses.asdict(profile)),
+        encoder=EncoderDescription(
+            name=found and found.name, profile=found and dataclasses.asdict(found.profile)
+        ),
         default_retention=settings.default_retention,
-        default_method=settings.default_method,
+        default_method=processor.default_method,
         default_query_mode=settings.query_mode,
         query_modes=list(QUERY_MODES),
         methods=processor.methods,
+        unavailable_methods={
+            name: f"reads {missing}" for name, missing in processor.unmet_needs.items()
+        },
         scopes=list(SCOPES),
         limits=Limits(
             min_retention=settings.min_retention,

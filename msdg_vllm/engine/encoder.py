@@ -10,12 +10,14 @@ from vllm.transformers_utils.repo_utils import get_hf_file_to_dict
 
 from msdg_vllm.core.errors import ProfileError
 from msdg_vllm.core.profiles import BUILT_IN_PROFILES, EncoderProfile
-from msdg_vllm.settings import Settings, variable_of
+from msdg_vllm.request import METHODS
+from msdg_vllm.settings import Settings
 
 PROFILE_FILE = "msdg_profile.json"
+METHOD_WITHOUT_PROFILE = "divprune"
 
 # Shapes of the encoders whose settings the paper gives: (model type, layers, width, patch).
-_BUILT_IN_SHAPES = {
+_BUILT_IN_SHAPES: dict[tuple[object, ...], str] = {
     ("clip_vision_model", 24, 1024, 14): "clip-vit-large-patch14-336",
     ("qwen2_5_vl_vision", 32, 1280, 14): "qwen2.5-vl",
     ("qwen2_5_vl", 32, 1280, 14): "qwen2.5-vl",
@@ -29,40 +31,44 @@ class NamedProfile(NamedTuple):
     profile: EncoderProfile
 
 
-def profile_of(model_config: ModelConfig, settings: Settings) -> NamedProfile:
-    """Find the profile: the operator's file, the model's own file, or a built-in one."""
+def profile_of(model_config: ModelConfig, settings: Settings) -> NamedProfile | None:
+    """Find the profile: the operator's file, the model's own file, or a built-in one, or none."""
     if settings.profile is not None:
         return NamedProfile(str(settings.profile), EncoderProfile.load(settings.profile))
-    shape = _encoder_shape(model_config.hf_config.vision_config)
-    built_in = _BUILT_IN_SHAPES.get(shape)
     own = get_hf_file_to_dict(PROFILE_FILE, model_config.model, model_config.revision)
     if own is not None:
         return NamedProfile(PROFILE_FILE, EncoderProfile.from_json(json.dumps(own)))
+    built_in = _BUILT_IN_SHAPES.get(_encoder_shape(model_config.hf_config.vision_config))
     if built_in is not None:
         return NamedProfile(built_in, BUILT_IN_PROFILES[built_in])
-    model_type, layers, width, patch = shape
-    raise ProfileError(
-        f"no profile for the vision encoder of {model_config.model} ({model_type}, {layers} "
-        f"layers, width {width}, patch {patch}); built in are {', '.join(BUILT_IN_PROFILES)}. "
-        f"Put a {PROFILE_FILE} into the model folder or name one in {variable_of('profile')}; "
-        "to serve this model without pruning, leave `msdg` out of VLLM_PLUGINS"
-    )
+    return None
 
 
-def check_depth(name: str, profile: EncoderProfile, num_blocks: int) -> None:
+def default_method(settings: Settings, profile: NamedProfile | None) -> str:
+    """Which method selects unless a request names one.
+
+    Nobody guesses layers: without a profile it is a method that reads no states.
+    """
+    if settings.default_method is not None:
+        return settings.default_method
+    return METHOD_WITHOUT_PROFILE if profile is None else METHODS[0]
+
+
+def check_depth(found: NamedProfile | None, num_blocks: int) -> None:
     """Raise `ProfileError` when the profile reads a state that the loaded encoder never has."""
-    if profile.layers[-1] > num_blocks:
+    if found is not None and (last := found.profile.layers[-1]) > num_blocks:
         raise ProfileError(
-            f"profile {name} reads the state that enters layer {profile.layers[-1]}, but the "
+            f"profile {found.name} reads the state that enters layer {last}, but the "
             f"loaded vision encoder has {num_blocks} layers; correct the profile's layers"
         )
 
 
-def _encoder_shape(vision_config: Any) -> tuple[str, int, int, int]:
+def _encoder_shape(vision_config: Any) -> tuple[object, ...]:
+    patch = vision_config.patch_size
     return (
         vision_config.model_type,
         # Qwen's vision configs say `depth` for the number of layers.
-        getattr(vision_config, "num_hidden_layers", None) or vision_config.depth,
+        getattr(vision_config, "num_hidden_layers", None) or getattr(vision_config, "depth", None),
         vision_config.hidden_size,
-        vision_config.patch_size,
+        patch if isinstance(patch, int) else patch[0],
     )

@@ -17,7 +17,7 @@ from msdg_vllm.engine.worker.capture import capture_signals
 from msdg_vllm.methods import Encoder, Needs, Signals
 
 
-def encoder_of(hf_config: Any, profile: EncoderProfile) -> Encoder:
+def encoder_of(hf_config: Any, profile: EncoderProfile | None) -> Encoder:
     """The encoder of a checkpoint: vLLM builds it up to the layer whose output is projected."""
     return Encoder(
         num_layers=_get_num_hidden_layers(hf_config),

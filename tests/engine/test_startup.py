@@ -17,7 +17,7 @@ from transformers import (
     PixtralVisionConfig,
 )
 
-from msdg_vllm.core.errors import ProfileError, RequestError
+from msdg_vllm.core.errors import ProfileError, RequestError, SettingsError
 from tests.checkpoints import CHAT_TEMPLATE, make_llava, make_tokenizer
 from tests.engine.generation import generate, running_engine
 from tests.pictures import picture_of
@@ -28,12 +28,43 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_llava(tmp_path_factory.mktemp("llava"), image_size=56)
 
 
-def test_encoder_without_profile_stops_the_start_and_names_the_fix(
+def test_encoder_without_profile_is_pruned_by_a_method_that_needs_none(
     folder: Path, tmp_path: Path
 ) -> None:
     bare = shutil.copytree(folder, tmp_path / "bare")
     (bare / "msdg_profile.json").unlink()
-    with pytest.raises(ProfileError, match=r"clip_vision_model, 24 layers.*msdg_profile\.json"):
+    request = {
+        "prompt": "USER: <image>\nWhat is it? ASSISTANT:",
+        "multi_modal_data": {"image": picture_of("square", 1)},
+    }
+    with running_engine(bare) as llm:
+        by_default, by_name = generate(
+            llm,
+            [
+                {**request, "mm_processor_kwargs": {"retention": 0.5, "pruning": options}}
+                for options in ({}, {"method": "divprune"})
+            ],
+        )
+        assert by_default == by_name
+        with pytest.raises(RequestError, match=r"'msdg'.*no.* for this one.*msdg-vllm calibrate"):
+            generate(
+                llm,
+                [
+                    {
+                        **request,
+                        "mm_processor_kwargs": {"retention": 0.5, "pruning": {"method": "msdg"}},
+                    }
+                ],
+            )
+
+
+def test_a_default_method_that_reads_a_profile_needs_one(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bare = shutil.copytree(folder, tmp_path / "bare")
+    (bare / "msdg_profile.json").unlink()
+    monkeypatch.setenv("MSDG_DEFAULT_METHOD", "msdg")
+    with pytest.raises(SettingsError, match=r"MSDG_DEFAULT_METHOD.*msdg-vllm calibrate"):
         start(bare)
 
 

@@ -11,7 +11,7 @@ from msdg_vllm.settings import Settings
 
 
 def test_nothing_set_means_no_pruning() -> None:
-    assert Settings.from_environment({}) == Settings(1.0, "msdg", "image-turn", None)
+    assert Settings.from_environment({}) == Settings(1.0, None, "image-turn", None)
     assert Settings.from_environment({"MSDG_DEFAULT_RETENTION": ""}) == Settings()
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 from transformers import BatchFeature
@@ -24,11 +24,12 @@ from msdg_vllm.core import num_kept_tokens
 from msdg_vllm.core.errors import RequestError, SettingsError
 from msdg_vllm.core.profiles import EncoderProfile
 from msdg_vllm.engine.api.budgets import Chooser
+from msdg_vllm.engine.api.placeholders import ShortenedReplacement
 from msdg_vllm.engine.api.queries import LazyTurns, TurnMarkers
 from msdg_vllm.engine.api.specs import Specifier, Specs
-from msdg_vllm.engine.encoder import check_depth, profile_of
-from msdg_vllm.engine.spec import UNPRUNED, PruningSpec, field_name
-from msdg_vllm.methods import METHODS, Encoder, method_named, unmet_need
+from msdg_vllm.engine.encoder import check_depth, default_method, profile_of
+from msdg_vllm.engine.spec import UNPRUNED, field_name
+from msdg_vllm.methods import METHODS, Encoder, method_named
 from msdg_vllm.request import PruningRequest, Turns, check_processor_kwargs
 from msdg_vllm.settings import Settings, variable_of
 
@@ -55,42 +56,52 @@ class PruningProcessor(BaseMultiModalProcessor[Any]):
     modalities: tuple[str, ...] = ("image",)
     """Modalities that can be pruned."""
 
+    carrying_text: tuple[str, ...] = ()
+    """Modalities whose items have text between their tokens. How many tokens stay before and
+    behind each text is known only after selection, so the model embeds the text with them."""
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.settings = Settings.from_environment()
         self._specifier = Specifier(self)
         self.chooser: Chooser | None = None
         self._turn_markers: dict[str, TurnMarkers] = {}
-        # An encoder without a profile must stop the start, not the first pruned request.
-        name, profile = profile_of(self.info.ctx.model_config, self.settings)
-        self.encoder = self.encoder_of(self.info.ctx.model_config.hf_config, profile)
-        check_depth(name, profile, self.encoder.num_layers)
+        self.profile = profile_of(self.info.ctx.model_config, self.settings)
+        self.encoder = self.encoder_of(
+            self.info.ctx.model_config.hf_config, self.profile and self.profile.profile
+        )
+        # A profile of another encoder must stop the start, not the first pruned request.
+        check_depth(self.profile, self.encoder.num_layers)
+        self.default_method = default_method(self.settings, self.profile)
         try:
-            self.check_method(self.settings.default_method)
+            self.check_method(self.default_method)
         except RequestError as error:
             raise SettingsError(f"{variable_of('default_method')}: {error}") from None
 
     @staticmethod
-    def encoder_of(hf_config: Any, profile: EncoderProfile) -> Encoder:
+    def encoder_of(hf_config: Any, profile: EncoderProfile | None) -> Encoder:
         """What methods may know of a checkpoint's encoder, from its configuration alone."""
         raise NotImplementedError
 
     @property
     def methods(self) -> list[str]:
         """Names of the methods that this model's encoder can feed."""
-        return [name for name in METHODS if self._unmet_need(name) is None]
+        return [name for name in METHODS if name not in self.unmet_needs]
+
+    @cached_property
+    def unmet_needs(self) -> dict[str, str]:
+        """What the other methods read that this model does not give."""
+        needs = {name: method_named(name).unmet_need(self.encoder) for name in METHODS}
+        return {name: missing for name, missing in needs.items() if missing is not None}
 
     def check_method(self, name: str) -> None:
         """Raise `RequestError` for a method that this model's encoder cannot feed."""
-        if (missing := self._unmet_need(name)) is not None:
+        if (missing := self.unmet_needs.get(name)) is not None:
             raise RequestError(
                 f"method {name!r} cannot prune this model: it reads {missing}; "
                 f"methods that can are {', '.join(map(repr, self.methods))}",
                 parameter="pruning.method",
             )
-
-    def _unmet_need(self, name: str) -> str | None:
-        return unmet_need(method_named(name).needs(self.encoder), self.encoder)
 
     def check_config(self, vllm_config: VllmConfig) -> None:
         """Raise `SettingsError` for options under which pruned answers would be wrong."""
@@ -123,7 +134,7 @@ class PruningProcessor(BaseMultiModalProcessor[Any]):
         profiling = kwargs.pop(_PROFILING, None) is _DUMMY
         request = PruningRequest.take_from(kwargs)
         check_processor_kwargs(kwargs)
-        method = request.method or self.settings.default_method
+        method = request.method or self.default_method
         if request.method is not None:
             self.check_method(method)
         request = replace(request, method=method)
@@ -136,6 +147,8 @@ class PruningProcessor(BaseMultiModalProcessor[Any]):
         kwargs[SPECS] = specs
         processed: Any = super().apply(replace(inputs, hf_processor_mm_kwargs=kwargs), timing_ctx)
         processed[SPECS] = specs
+        if any(spec.budget for modality_specs in specs.values() for spec in modality_specs):
+            self.check_prompt(processed, inputs.mm_data_items, _split(kwargs)[0])
         if reservation is not None:
             processed[RESERVATION] = reservation
         for modality, modality_specs in specs.items():
@@ -155,6 +168,8 @@ class PruningProcessor(BaseMultiModalProcessor[Any]):
         Only trusted `mm_processor_kwargs` make such; they would end the engine.
         """
         side = getattr(self.info.get_hf_config().vision_config, "image_size", None)
+        if isinstance(side, list | tuple):  # InternVL says height and width
+            side = side[0]
         pixels = (item or {}).get("pixel_values")
         shape = () if pixels is None else tuple(pixels.data.shape)
         if side and len(shape) > 2 and shape[-2:] != (side, side):
@@ -163,6 +178,9 @@ class PruningProcessor(BaseMultiModalProcessor[Any]):
                 f"vision encoder takes {side} x {side}; leave out what changes the size",
                 parameter="mm_processor_kwargs",
             )
+
+    def check_prompt(self, processed: Any, items: Any, kwargs: Mapping[str, object]) -> None:
+        """Raise `RequestError` for a prompt with pruned items that the model cannot read."""
 
     def get_dummy_inputs(self, *args: Any, **kwargs: Any) -> Any:
         # Memory is profiled on these: they keep every token, but by the way of a pruned image.
@@ -219,19 +237,20 @@ class PruningProcessor(BaseMultiModalProcessor[Any]):
         }
         return {**stock, SPECS: missing}
 
-    def _call_hf_processor(self, hf_data: Any, hf_kwargs: Mapping[str, object]) -> BatchFeature:
-        # The HF processor is cached by its kwargs: a query among them would rebuild it each time.
-        return super()._call_hf_processor(hf_data, _split(hf_kwargs)[0])
-
-    def _postprocess_hf_mm_data(
-        self, mm_inputs: Any, hf_processor_mm_kwargs: Mapping[str, object], processed_data: Any
+    def _apply_hf_processor_main(
+        self, mm_items: Any, hf_kwargs: Mapping[str, object]
     ) -> BatchFeature:
-        stock, specs = _split(hf_processor_mm_kwargs)
-        processed = super()._postprocess_hf_mm_data(mm_inputs, stock, processed_data)
+        # The HF processor is cached by its kwargs: a query among them would rebuild it each time.
+        stock, specs = _split(hf_kwargs)
+        processed = super()._apply_hf_processor_main(mm_items, stock)
+        self.check_geometry(processed, specs)
         for modality, modality_specs in specs.items():
             if modality_specs:
                 processed[field_name(modality)] = [spec.to_tensor() for spec in modality_specs]
         return processed
+
+    def check_geometry(self, processed: BatchFeature, specs: Specs) -> None:
+        """Raise `RequestError` when the HF processor made other items than their sizes said."""
 
     def _get_mm_fields_config(
         self, hf_inputs: Any, hf_processor_mm_kwargs: Mapping[str, object]
@@ -251,24 +270,18 @@ class PruningProcessor(BaseMultiModalProcessor[Any]):
         stock, specs = _split(hf_processor_mm_kwargs)
         updates: Any = super()._get_prompt_updates(mm_items, stock, out_mm_kwargs)
         return [
-            replace(update, replacement=_Shortened(update.replacement, specs[update.modality]))
+            replace(
+                update,
+                replacement=ShortenedReplacement(
+                    update.replacement,
+                    specs[update.modality],
+                    carries_text=update.modality in self.carrying_text,
+                ),
+            )
             if update.modality in specs
             else update
             for update in updates
         ]
-
-
-class _Shortened:
-    """A prompt replacement of the stock processor, cut to each item's budget."""
-
-    def __init__(self, replacement: Any, specs: Sequence[PruningSpec]) -> None:
-        self.replacement = replacement
-        self.specs = specs
-
-    def __call__(self, item_idx: int) -> Any:
-        content = self.replacement(item_idx) if callable(self.replacement) else self.replacement
-        budget = self.specs[item_idx].budget
-        return content[:1] * budget if budget else content
 
 
 def _split(kwargs: Mapping[str, object]) -> tuple[dict[str, object], Specs]:

@@ -46,6 +46,7 @@ class Specifier:
                 "pruning.explain is turned off on this server (--no-explain); leave it out",
                 parameter="pruning.explain",
             )
+        self._check_others(request, turns, inputs)
         chosen, reservation = self._choose(request, turns, inputs, kwargs)
         specs: Specs = {
             modality: [
@@ -71,11 +72,26 @@ class Specifier:
                 PruningSpec(
                     budget=self._processor.budget(items, modality, index, kwargs, 1.0),
                     num_tokens=self._processor.num_visual_tokens(items, modality, index, kwargs),
+                    method=self._processor.default_method,
                 )
                 for index in range(items.get_count())
             ]
             for modality, items in self._prunable(inputs)
         }
+
+    def _check_others(self, request: PruningRequest, turns: Turns | LazyTurns, inputs: Any) -> None:
+        """Refuse to prune items that the code of this model does not prune."""
+        prunable = self._processor.modalities
+        for modality, items in inputs.mm_data_items.items():
+            for index in range(0 if modality in prunable else items.get_count()):
+                retention = self._budgeting.retention_of(turns.item(modality, index), request)
+                if retention is not None and retention < 1:
+                    raise RequestError(
+                        f"retention {retention} cannot be applied to {modality} {index}: of this "
+                        f"model only {' and '.join(prunable)} items are pruned; send retention "
+                        f"1.0 with the {modality}",
+                        parameter="retention",
+                    )
 
     def _prunable(self, inputs: Any) -> Iterator[tuple[str, Any]]:
         for modality, items in inputs.mm_data_items.items():

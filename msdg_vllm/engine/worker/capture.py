@@ -73,6 +73,7 @@ def capture_signals(
     *,
     spans: Spans | None = None,
     copy: bool = False,
+    scale_of: Callable[[Any], torch.Tensor] | None = None,
 ) -> Iterator[Signals]:
     """Fill the yielded signals while the encoder runs inside.
 
@@ -85,6 +86,7 @@ def capture_signals(
         attention_of: The module of a block that hands queries and keys to a fused `attn`.
         spans: Which tokens of a row see each other in layers with global attention; None: all.
         copy: Copy states, for encoders whose kernels write to their input.
+        scale_of: What a block multiplies the output of its MLP by, if it does.
     """
     rows: dict[int, torch.Tensor] = {}
     columns: dict[int, torch.Tensor] = {}
@@ -117,7 +119,8 @@ def capture_signals(
     def tap_mlp(layer: int, forward: Callable[..., Any]) -> Callable[..., Any]:
         def compute_and_read(*args: Any, **kwargs: Any) -> Any:
             update = forward(*args, **kwargs)
-            updates[layer] = torch.linalg.vector_norm(update.float(), dim=-1)
+            added = update if scale_of is None else update * scale_of(blocks[layer])
+            updates[layer] = torch.linalg.vector_norm(added.float(), dim=-1)
             return update
 
         return compute_and_read

@@ -15,7 +15,7 @@ from vllm.logger import init_logger
 from vllm.utils.torch_utils import async_tensor_h2d
 
 from msdg_vllm.core.profiles import EncoderProfile
-from msdg_vllm.engine.encoder import check_depth, profile_of
+from msdg_vllm.engine.encoder import PROFILE_FILE, check_depth, default_method, profile_of
 from msdg_vllm.engine.hooks import check_vllm
 from msdg_vllm.engine.spec import PruningSpec, field_name
 from msdg_vllm.engine.worker.explanations import ExplanationStore, TileExplanation, picture_of
@@ -46,21 +46,31 @@ class PruningModel:
         if not self.can_prune(vllm_config.model_config.hf_config):
             return
         settings = Settings.from_environment()
-        name, profile = profile_of(vllm_config.model_config, settings)
-        check_depth(name, profile, len(self.encoder_blocks()))
-        self.encoder = self.encoder_of(vllm_config.model_config.hf_config, profile)
+        found = profile_of(vllm_config.model_config, settings)
+        check_depth(found, len(self.encoder_blocks()))
+        self.encoder = self.encoder_of(vllm_config.model_config.hf_config, found and found.profile)
+        method = default_method(settings, found)
+        # Memory is profiled on the default method.
+        self.num_profiled_states = max(1, len(method_named(method).needs(self.encoder).states))
         # What vLLM's memory profiling ran the tower on: the scheduler counts pruned tokens, so
         # one step can bring many times more images than that.
         self.max_tower_tokens = vllm_config.scheduler_config.max_num_encoder_input_tokens
         logger.info_once(
             "msdg-vllm prunes %s: profile %s, default retention %s, method %s, query mode %s, %s",
             vllm_config.model_config.architecture,
-            name,
+            found.name if found else "none",
             settings.default_retention,
-            settings.default_method,
+            method,
             settings.query_mode,
             check_vllm(),
         )
+        if found is None:
+            logger.warning_once(
+                "There is no profile of this vision encoder, so that methods which read one "
+                "(msdg) are refused. Make one with `msdg-vllm calibrate`, then start with it as "
+                "--profile or put it beside the weights as %s",
+                PROFILE_FILE,
+            )
 
     @classmethod
     def can_prune(cls, hf_config: Any) -> bool:
@@ -68,7 +78,7 @@ class PruningModel:
         return True
 
     @staticmethod
-    def encoder_of(hf_config: Any, profile: EncoderProfile) -> Encoder:
+    def encoder_of(hf_config: Any, profile: EncoderProfile | None) -> Encoder:
         """What methods may know of a checkpoint's encoder, from its configuration alone."""
         raise NotImplementedError
 
@@ -135,7 +145,7 @@ class PruningModel:
 
     def _weight(self, spec: PruningSpec) -> int:
         """How many times the states that were profiled a method holds, rounded up."""
-        return max(1, -(-len(self._needs(spec).states) // len(self.encoder.profile.layers)))
+        return max(1, -(-len(self._needs(spec).states) // self.num_profiled_states))
 
     def _micro_batches(self, num_tokens: Sequence[int]) -> Iterator[list[int]]:
         """Pruned items in runs whose tokens in the tower fit what was profiled."""

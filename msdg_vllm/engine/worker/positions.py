@@ -16,7 +16,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from itertools import groupby
+from typing import Any, Protocol
 
 import torch
 from vllm.config import MultiModalConfig
@@ -36,9 +37,33 @@ NUM_COLUMNS = 3 * _NUM_DIGITS
 _PENDING = "msdg_pending_positions"
 
 
+class Medium(Protocol):
+    """An image or video in a prompt.
+
+    Attributes:
+        offset: Index in the prompt of its first token.
+        length: How many tokens the prompt holds of it.
+        is_pruned: Whether these are fewer than it has.
+        extent: Positions that it takes up, however many of its tokens are kept.
+    """
+
+    @property
+    def offset(self) -> int: ...
+    @property
+    def length(self) -> int: ...
+    @property
+    def is_pruned(self) -> bool: ...
+    @property
+    def extent(self) -> int: ...
+
+    def positions(self) -> torch.Tensor:
+        """Positions of all its tokens relative to its start, `(N, 3)` int64."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class MediaGrid:
-    """An image or video in a prompt.
+    """A medium whose tokens are one grid, or one grid for each frame.
 
     Attributes:
         offset: Index in the prompt of its first token.
@@ -63,6 +88,65 @@ class MediaGrid:
         """Positions that the item takes up, however many of its tokens are kept."""
         frames, rows, columns = self.shape
         return max(int((frames - 1) * self.frame_step) + 1, rows, columns)
+
+    def positions(self) -> torch.Tensor:
+        """Positions of all its tokens relative to its start, `(N, 3)` int64."""
+        return grid_positions(self.shape, self.frame_step)
+
+
+@dataclass(frozen=True, slots=True)
+class FramesInText:
+    """A video whose frames stand in text, as timestamps are; the text belongs to the video.
+
+    Attributes:
+        offset: Index in the prompt of its first token.
+        length: How many tokens the prompt holds of it, text included.
+        token_ids: Its tokens before pruning.
+        pad_id: Which of them stand for visual tokens.
+        shape: Rows and columns of a frame's merged grid.
+    """
+
+    offset: int
+    length: int
+    token_ids: Sequence[int]
+    pad_id: int
+    shape: tuple[int, int]
+
+    @property
+    def is_pruned(self) -> bool:
+        """Whether the prompt holds fewer tokens than the video has."""
+        return self.length < len(self.token_ids)
+
+    @property
+    def extent(self) -> int:
+        """Positions that the video takes up, however many of its tokens are kept."""
+        num_frames = self.token_ids.count(self.pad_id) // (self.shape[0] * self.shape[1])
+        num_texts = len(self.token_ids) - self.token_ids.count(self.pad_id)
+        return num_texts + num_frames * max(self.shape)
+
+    @property
+    def text_ids(self) -> list[int]:
+        """Its tokens that are text."""
+        return [token_id for token_id in self.token_ids if token_id != self.pad_id]
+
+    @property
+    def is_text(self) -> torch.Tensor:
+        """Which of its tokens are text, `(N,)`."""
+        return torch.tensor(self.token_ids) != self.pad_id
+
+    def positions(self) -> torch.Tensor:
+        """Positions of all its tokens relative to its start, `(N, 3)` int64."""
+        parts: list[torch.Tensor] = []
+        start = 0
+        for is_pad, run in groupby(self.token_ids, lambda token_id: token_id == self.pad_id):
+            count = len(list(run))
+            if is_pad:
+                parts.append(grid_positions((1, *self.shape)) + start)
+                start += max(self.shape)
+            else:
+                parts.append(torch.arange(start, start + count).unsqueeze(1).expand(-1, 3))
+                start += count
+        return torch.cat(parts)
 
 
 def grid_positions(
@@ -101,7 +185,7 @@ def _place_values(device: torch.device) -> torch.Tensor:
     return places.unsqueeze(-1)
 
 
-def prompt_positions(num_tokens: int, media: Iterable[MediaGrid]) -> tuple[torch.Tensor, int]:
+def prompt_positions(num_tokens: int, media: Iterable[Medium]) -> tuple[torch.Tensor, int]:
     """Positions of a prompt, `(3, num_tokens)`, and what decoding adds to a token's index.
 
     Equal to vLLM's own for the prompt without pruning, less the tokens that were pruned: text
@@ -122,7 +206,7 @@ def prompt_positions(num_tokens: int, media: Iterable[MediaGrid]) -> tuple[torch
             mark = torch.tensor([-1 - start, -1 - (start + item.extent), -1])
             parts.append(mark.unsqueeze(1).expand(3, item.length))
         else:
-            parts.append(grid_positions(item.shape, item.frame_step).T + start)
+            parts.append(item.positions().T + start)
         start += item.extent
         filled += item.length
     add_text(num_tokens)

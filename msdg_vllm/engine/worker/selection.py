@@ -60,7 +60,7 @@ def encoded_images(
     visual: torch.Tensor,
     layouts: Sequence[TileLayout],
     pixels: torch.Tensor,
-    project: Callable[[torch.Tensor], torch.Tensor],
+    project: Callable[[torch.Tensor], torch.Tensor] | None = None,
 ) -> list[EncodedImage]:
     """Part what was encoded together, image after image and tile after tile, into its images."""
     ends = list(accumulate(layout.num_tiles for layout in layouts))

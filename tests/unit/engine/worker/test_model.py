@@ -12,6 +12,7 @@ def test_a_method_that_holds_more_states_is_encoded_in_smaller_batches() -> None
     model = object.__new__(PruningModel)
     model.encoder = Encoder(23, built_in_profile("clip-vit-large-patch14-336"))
     model.max_tower_tokens = 12 * 576
+    model.num_profiled_states = len(model.encoder.measured.layers)
 
     def batches(method: str) -> list[int]:
         weight = model._weight(PruningSpec(budget=64, num_tokens=576, method=method))

@@ -21,6 +21,7 @@ from vllm.v1.worker.gpu.model_states.mm_pruning import MultiModalPruner, maybe_c
 
 from msdg_vllm.engine.worker.positions import (
     NUM_COLUMNS,
+    FramesInText,
     MediaGrid,
     decode_positions,
     encode_positions,
@@ -381,3 +382,33 @@ def test_cpu_runner_calls_the_hook_for_pruned_models_only(is_pruned: bool) -> No
     runner.model = SimpleNamespace(supports_multimodal_pruning=True)
     runner.is_multimodal_pruning_enabled = False  # as its base class does
     assert runner.is_multimodal_pruning_enabled is is_pruned
+
+
+def frames_in_text(num_kept: int) -> FramesInText:
+    """Two frames of 2 x 3 tokens, each between a word of two tokens and one of one."""
+    pad, before, behind = 8, [30, 31], [40]
+    token_ids = [*before, *[pad] * 6, *behind] * 2
+    return FramesInText(5, len(token_ids) - 12 + num_kept, token_ids, pad, (2, 3))
+
+
+def test_frames_in_text_start_behind_their_text_and_take_their_longer_side() -> None:
+    video = frames_in_text(12)
+    positions = video.positions()
+    assert not video.is_pruned
+    assert video.extent == 2 * (2 + 3 + 1)
+    assert positions[[0, 1, 8, 9, 10, 17]].tolist() == [[n] * 3 for n in (0, 1, 5, 6, 7, 11)]
+    assert positions[2:8].tolist() == [[2, 2 + h, 2 + w] for h in range(2) for w in range(3)]
+    assert positions[11:17].tolist() == [[8, 8 + h, 8 + w] for h in range(2) for w in range(3)]
+    assert video.text_ids == [30, 31, 40] * 2
+    assert video.is_text.tolist() == ([True] * 2 + [False] * 6 + [True]) * 2
+
+
+def test_text_behind_pruned_frames_goes_on_where_it_would_without_pruning() -> None:
+    whole, _ = prompt_positions(5 + 18 + 4, [frames_in_text(12)])
+    video = frames_in_text(3)
+    assert video.is_pruned
+    pruned, delta = prompt_positions(5 + 9 + 4, [video])
+    assert pruned[:, :5].equal(whole[:, :5])
+    assert pruned[:, -4:].equal(whole[:, -4:])
+    assert (pruned[0, 5:14] < 0).all()
+    assert delta == int(whole.max()) + 1 - 18
