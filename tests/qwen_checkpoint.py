@@ -1,4 +1,4 @@
-"""Qwen2-VL and Qwen2.5-VL in miniature: 2x2 merging, M-RoPE, windows, random weights."""
+"""Qwen2-VL, Qwen2.5-VL, Qwen3-VL and Qwen3.5 in miniature: 2x2 merging, M-RoPE, random weights."""
 
 from __future__ import annotations
 
@@ -17,6 +17,12 @@ from transformers import (
     Qwen2VLImageProcessor,
     Qwen2VLProcessor,
     Qwen2VLVideoProcessor,
+    Qwen3_5Config,
+    Qwen3_5ForConditionalGeneration,
+    Qwen3VLConfig,
+    Qwen3VLForConditionalGeneration,
+    Qwen3VLProcessor,
+    Qwen3VLVideoProcessor,
 )
 
 from tests.checkpoints import make_tokenizer, write_profile
@@ -38,7 +44,6 @@ CHAT_TEMPLATE = (
     "{% else %}{{ part['text'] }}{% endif %}{% endfor %}{% endif %}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-TOKEN_PIXELS = 28 * 28
 NUM_LAYERS = 8
 PROFILE = {
     "direction_layers": [1, 8],
@@ -112,6 +117,73 @@ def make_qwen2_vl(folder: Path, *, seed: int = 0, max_image_tokens: int = 300) -
     )
 
 
+QWEN3_VISION = {
+    "depth": NUM_LAYERS,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_heads": 2,
+    "out_hidden_size": 64,
+    # 12 x 12 learned positions, interpolated to the grid of each item.
+    "num_position_embeddings": 144,
+}
+
+
+def make_qwen3_vl(folder: Path, *, seed: int = 0, max_image_tokens: int = 300) -> Path:
+    """8 vision layers, three of them with DeepStack levels, and 4 text layers, widths of 64."""
+    return _save(
+        folder,
+        Qwen3VLConfig,
+        Qwen3VLForConditionalGeneration,
+        Qwen3VLProcessor,
+        {**QWEN3_VISION, "deepstack_visual_indexes": [1, 3, 6]},
+        seed,
+        max_image_tokens,
+        sink_threshold=2.2,
+        text={
+            "num_hidden_layers": 4,
+            "head_dim": 32,
+            # Few, so that pruned prompts pass them.
+            "max_position_embeddings": 512,
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": 10000.0,
+                "mrope_section": [6, 5, 5],
+                "mrope_interleaved": True,
+            },
+        },
+    )
+
+
+def make_qwen3_5(folder: Path, *, seed: int = 0, max_image_tokens: int = 300) -> Path:
+    """8 vision layers without DeepStack, and 4 text layers, one of them with full attention."""
+    return _save(
+        folder,
+        Qwen3_5Config,
+        Qwen3_5ForConditionalGeneration,
+        Qwen3VLProcessor,
+        QWEN3_VISION,
+        seed,
+        max_image_tokens,
+        sink_threshold=3.0,
+        text={
+            "num_hidden_layers": 4,
+            "head_dim": 64,
+            # vLLM's gated delta net takes no narrower heads.
+            "linear_key_head_dim": 128,
+            "linear_value_head_dim": 128,
+            "linear_num_key_heads": 1,
+            "linear_num_value_heads": 2,
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": 10000.0,
+                "partial_rotary_factor": 0.25,
+                "mrope_section": [3, 3, 2],
+                "mrope_interleaved": True,
+            },
+        },
+    )
+
+
 def _save(
     folder: Path,
     config_class: Any,
@@ -121,6 +193,7 @@ def _save(
     seed: int,
     max_image_tokens: int,
     sink_threshold: float,
+    text: dict[str, Any] | None = None,
 ) -> Path:
     tokenizer = make_tokenizer(SPECIAL_TOKENS)
     ids = dict(zip(SPECIAL_TOKENS, tokenizer.convert_tokens_to_ids(SPECIAL_TOKENS), strict=True))
@@ -128,6 +201,7 @@ def _save(
         vision_config=vision,
         text_config={
             **TEXT,
+            **(text or {}),
             "bos_token_id": tokenizer.bos_token_id,
             "eos_token_id": tokenizer.eos_token_id,
             "pad_token_id": tokenizer.pad_token_id,
@@ -141,16 +215,31 @@ def _save(
     model = model_class(config).eval()
     spread_weights(model, seed)
     model.save_pretrained(folder)
+    patch_size = config.vision_config.patch_size
+    token_pixels = (2 * patch_size) ** 2
+    of_videos: Any = Qwen2VLVideoProcessor
+    frames_counted = 1
+    pixels: dict[str, Any] = {"patch_size": patch_size}
+    if processor_class is Qwen3VLProcessor:
+        # Counts the pixels of all frames, not of one.
+        of_videos, frames_counted = Qwen3VLVideoProcessor, 6
+        # vLLM normalizes images and videos alike.
+        pixels |= {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
     processor = processor_class(
         image_processor=Qwen2VLImageProcessor(
             size={
-                "shortest_edge": 4 * TOKEN_PIXELS,
-                "longest_edge": max_image_tokens * TOKEN_PIXELS,
-            }
+                "shortest_edge": 4 * token_pixels,
+                "longest_edge": max_image_tokens * token_pixels,
+            },
+            **pixels,
         ),
         # Other sizes than for images, as published checkpoints may have them.
-        video_processor=Qwen2VLVideoProcessor(
-            size={"shortest_edge": 4 * TOKEN_PIXELS, "longest_edge": 40 * TOKEN_PIXELS}
+        video_processor=of_videos(
+            size={
+                "shortest_edge": 4 * token_pixels * frames_counted,
+                "longest_edge": 40 * token_pixels * frames_counted,
+            },
+            **pixels,
         ),
         tokenizer=tokenizer,
         chat_template=CHAT_TEMPLATE,

@@ -103,7 +103,10 @@ def _visionzip(view: TowerView, profile: EncoderProfile, budget: int) -> Choice:
     return visionzip_reference(
         _array(view.class_attention if has_class_token else view.received[view.last]),
         _array(view.keys),
-        _array(view.states[view.last + 1] if has_class_token else view.visual),
+        # A projector of single patches takes merged features; others take only whole tokens.
+        _array(
+            view.states[view.last + 1] if has_class_token and view.patches == 1 else view.visual
+        ),
         budget,
         view.patches,
     )
@@ -112,8 +115,11 @@ def _visionzip(view: TowerView, profile: EncoderProfile, budget: int) -> Choice:
 def _prunesid(view: TowerView, profile: EncoderProfile, budget: int) -> Choice:
     if view.class_attention is None:
         return prunesid_reference(_array(view.visual), None, budget)
-    features = _array(view.states[view.last + 1])
-    return prunesid_reference(features, _array(view.class_attention), budget)
+    features, attention = (
+        _array(values).reshape(len(view.visual), view.patches, -1).mean(axis=1)
+        for values in (view.states[view.last + 1], view.class_attention)
+    )
+    return prunesid_reference(features, attention[:, 0], budget)
 
 
 def _representation_shift(view: TowerView, profile: EncoderProfile, budget: int) -> Choice:

@@ -1,4 +1,4 @@
-"""Qwen2-VL and Qwen2.5-VL pruned with Hugging Face and the literal reference of Algorithm 1."""
+"""Qwen's vision models pruned with Hugging Face and the literal reference of Algorithm 1."""
 
 from __future__ import annotations
 
@@ -55,12 +55,17 @@ class QwenOracle:
         self.model = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32).eval()
         self.processor = AutoProcessor.from_pretrained(folder)
         self.profile = EncoderProfile.load(folder / "msdg_profile.json")
+        vision_config = self.model.config.vision_config
+        self.num_levels = len(getattr(vision_config, "deepstack_visual_indexes", ()))
 
     @torch.no_grad()
     def encode(
         self, pixels: torch.Tensor, grid: torch.Tensor
     ) -> tuple[dict[int, torch.Tensor], torch.Tensor]:
-        """States of one item by the layer they enter, in raster order of tokens, and its tokens."""
+        """States of one item by the layer they enter, in raster order of tokens, and its tokens.
+
+        DeepStack levels stand behind a token's embedding.
+        """
         tower = self.model.model.visual
         states: dict[int, torch.Tensor] = {}
         hooks = [
@@ -69,12 +74,17 @@ class QwenOracle:
             )
             for layer, block in enumerate(tower.blocks)
         ]
+        hooks.append(
+            tower.blocks[-1].register_forward_hook(
+                lambda module, inputs, output: states.update({len(tower.blocks): output.clone()})
+            )
+        )
         output = tower(pixels, grid_thw=grid[None])
         for hook in hooks:
             hook.remove()
-        states[len(tower.blocks)] = output.last_hidden_state
         raster = {layer: self.raster(state, grid) for layer, state in states.items()}
-        return raster, output.pooler_output
+        levels = getattr(output, "deepstack_features", None) or ()
+        return raster, torch.cat([output.pooler_output, *levels], dim=-1)
 
     def raster(self, values: torch.Tensor, grid: torch.Tensor) -> torch.Tensor:
         """Values of patches, as the tower has them, in raster order of tokens."""
@@ -94,7 +104,8 @@ class QwenOracle:
         self, pixels: torch.Tensor, grid: torch.Tensor, medium: Medium
     ) -> tuple[torch.Tensor, list[int]]:
         """All tokens of an item as the language model may read them, and which are kept."""
-        states, visual = self.encode(pixels, grid)
+        states, rows = self.encode(pixels, grid)
+        visual = rows[:, : self.model.config.text_config.hidden_size]
         budget = max(1, int(len(visual) * medium.retention + 0.5))
         if medium.method != "msdg":
             choice = choose(
@@ -105,7 +116,7 @@ class QwenOracle:
             )
             if choice.rows:
                 visual[choice.keep] = merged_rows(choice, visual)
-            return visual, choice.keep
+            return rows, choice.keep
         selection = select_reference(
             {layer: states[layer].numpy() for layer in self.profile.layers},
             visual.numpy(),
@@ -116,7 +127,7 @@ class QwenOracle:
         )
         assert selection.sinks or len(visual) < 10, "no sinks: the test would not see them"
         assert selection.margin > 1, "a decision too close for float32: choose another picture"
-        return visual, selection.keep
+        return rows, selection.keep
 
     @torch.no_grad()
     def view(
@@ -216,11 +227,12 @@ class QwenOracle:
         max_tokens: int = 6,
         token_shift: tuple[int, int, int] = (0, 0, 0),
         text_shift: int = 0,
+        without_levels: bool = False,
     ) -> Generated:
         """Greedy answer to a prompt with pruned images or videos.
 
         `token_shift` and `text_shift` put an error on the positions of the visual tokens, and of
-        the text behind them, for tests of the tests.
+        the text behind them, and `without_levels` leaves DeepStack out, for tests of the tests.
         """
         inputs = self.inputs(prompt, media)
         model = self.model.model
@@ -235,6 +247,8 @@ class QwenOracle:
         positions = positions[:, 0].clone()  # (3, L)
         ids = inputs["input_ids"][0]
         embeddings = self.model.get_input_embeddings()(ids)
+        width = embeddings.shape[1]
+        embeddings = torch.nn.functional.pad(embeddings, (0, width * self.num_levels))
         taken = torch.ones(len(ids), dtype=torch.bool)
         kinds = inputs["mm_token_type_ids"][0]
         last_visual = int(kinds.nonzero().max()) if kinds.any() else -1
@@ -252,10 +266,11 @@ class QwenOracle:
             pixels = inputs[pixels_name].split(grids.prod(-1).tolist())
             places = spots.split((grids.prod(-1) // 4).tolist())
             for medium, item_pixels, grid, place in zip(chosen, pixels, grids, places, strict=True):
-                visual, kept = self.keep(item_pixels, grid, medium)
-                embeddings[place] = visual
+                embeddings[place], kept = self.keep(item_pixels, grid, medium)
                 taken[place] = False
                 taken[place[kept]] = True
+        if without_levels:
+            embeddings[:, width:] = 0
         return self._decode(ids[taken], embeddings[taken], positions[:, taken], max_tokens)
 
     def _decode(
@@ -270,12 +285,21 @@ class QwenOracle:
         token_ids: list[int] = []
         logprobs: list[dict[int, float]] = []
         for _ in range(max_tokens):
+            # A token of text has zeros for its levels, which add nothing.
+            rows, *levels = embeddings.unflatten(1, (1 + self.num_levels, -1)).unbind(1)
+            deepstack: dict[str, Any] = {}
+            if levels:
+                deepstack["visual_pos_masks"] = torch.ones(1, len(rows), dtype=torch.bool)
+                deepstack["deepstack_visual_embeds"] = levels
             hidden = self.model.model.language_model(
-                inputs_embeds=embeddings[None], position_ids=positions[:, None]
+                inputs_embeds=rows[None], position_ids=positions[:, None], **deepstack
             ).last_hidden_state
             step = self.model.lm_head(hidden[0, -1]).log_softmax(-1)
             token_ids.append(int(step.argmax()))
             logprobs.append(dict(enumerate(step.tolist())))
-            embeddings = torch.cat([embeddings, embed(torch.tensor(token_ids[-1:]))])
+            latest = torch.nn.functional.pad(
+                embed(torch.tensor(token_ids[-1:])), (0, rows.shape[1] * self.num_levels)
+            )
+            embeddings = torch.cat([embeddings, latest])
             positions = torch.cat([positions, positions[:, -1:] + 1], dim=1)
         return Generated(ids.tolist(), token_ids, logprobs)

@@ -1,0 +1,144 @@
+"""Qwen3-VL: Qwen2-VL with DeepStack levels behind each token, and timestamps between frames."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from vllm.model_executor.models.qwen3_vl import (
+    Qwen3VLDummyInputsBuilder,
+    Qwen3VLForConditionalGeneration,
+    Qwen3VLMultiModalProcessor,
+    Qwen3VLProcessingInfo,
+)
+from vllm.model_executor.models.qwen3_vl_moe import (
+    Qwen3VLMoeForConditionalGeneration,
+    Qwen3VLMoeProcessingInfo,
+)
+from vllm.multimodal import MULTIMODAL_REGISTRY
+from vllm.multimodal.inputs import MultiModalFeatureSpec
+from vllm.utils.torch_utils import async_tensor_h2d
+
+from msdg_vllm.engine.worker.positions import FramesInText, MediaGrid, Medium, with_positions
+from msdg_vllm.models.qwen2_vl import PruningQwenVL
+from msdg_vllm.models.qwen_processor import PruningQwenVLProcessor
+
+
+class PruningQwen3VLProcessor(PruningQwenVLProcessor, Qwen3VLMultiModalProcessor):
+    """Qwen3-VL's processor with budgets; a video's budget is for all its frames together."""
+
+    carrying_text = ("video",)
+
+    def extent(
+        self,
+        items: Any,
+        modality: str,
+        index: int,
+        kwargs: Mapping[str, object],
+        num_texts: int,
+    ) -> int:
+        frames, rows, columns = self.grid(items, modality, index, kwargs)
+        return num_texts + frames * max(rows, columns)
+
+
+class PruningQwen3(PruningQwenVL):
+    """Mixin for the models that look with Qwen3-VL's tower, with or without DeepStack."""
+
+    _tokenizer: Any
+
+    def take_items(
+        self, kwargs: Mapping[str, Any], modality: str, indices: Sequence[int]
+    ) -> dict[str, Any]:
+        taken = super().take_items(kwargs, modality, indices)
+        if modality == "video":
+            taken["timestamps"] = [kwargs["timestamps"][index] for index in indices]
+        return taken
+
+    def media(self, mm_features: list[MultiModalFeatureSpec]) -> Sequence[Medium]:
+        merge_size = self.config.vision_config.spatial_merge_size
+        media: list[Medium] = []
+        for feature in mm_features:
+            data: Any = feature.data
+            offset, length = feature.mm_position.offset, feature.mm_position.length
+            frames, height, width = data[f"{feature.modality}_grid_thw"].data.tolist()
+            shape = (frames, height // merge_size, width // merge_size)
+            if feature.modality == "image":
+                media.append(MediaGrid(offset, length, shape))
+            else:
+                media.append(self._video(shape, data["timestamps"].data, offset, length))
+        return media
+
+    def _video(
+        self,
+        shape: tuple[int, int, int],
+        timestamps: Sequence[float] | torch.Tensor,
+        offset: int = 0,
+        length: int = 0,
+    ) -> FramesInText:
+        frames, rows, columns = shape
+        content = Qwen3VLMultiModalProcessor.get_video_repl(
+            tokens_per_frame=[rows * columns] * frames,
+            timestamps=timestamps,
+            tokenizer=self._tokenizer,
+            vision_start_token_id=self.config.vision_start_token_id,
+            vision_end_token_id=self.config.vision_end_token_id,
+            video_token_id=self.config.video_token_id,
+        )
+        return FramesInText(
+            offset, length, content.full, self.config.video_token_id, (rows, columns)
+        )
+
+    def finisher(
+        self,
+        kwargs: Mapping[str, Any],
+        modality: str,
+        index: int,
+        shape: tuple[int, int, int],
+        rows: torch.Tensor,
+    ) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+        place = super().finisher(kwargs, modality, index, shape, rows)
+        levels = rows[:, self.embedding_width :]
+        if modality == "image":
+            return lambda tokens, kept: place(torch.cat([tokens, levels[kept]], dim=-1), kept)
+        video = self._video(shape, kwargs["timestamps"][index])
+        positions, is_text = video.positions(), video.is_text
+        pads, texts = (~is_text).nonzero().flatten(), is_text.nonzero().flatten()
+
+        def between_texts(tokens: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
+            text = self._embed_text(video.text_ids, rows)
+            whole = torch.cat([torch.cat([tokens, levels[kept]], dim=-1), text])
+            places = torch.cat([_to_device(pads, rows)[kept], _to_device(texts, rows)])
+            order = places.argsort()
+            return with_positions(_to_device(positions, rows), whole[order], places[order])
+
+        return between_texts
+
+    def _embed_text(self, token_ids: Sequence[int], like: torch.Tensor) -> torch.Tensor:
+        """Rows of text, which has nothing on the levels."""
+        language_model: Any = self.get_language_model()  # type: ignore[attr-defined]
+        embeddings = language_model.embed_input_ids(_to_device(torch.tensor(token_ids), like))
+        levels = embeddings.new_zeros(len(embeddings), self.row_width - self.embedding_width)
+        return torch.cat([embeddings, levels], dim=-1)
+
+
+def _to_device(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    return async_tensor_h2d(tensor, device=like.device)
+
+
+@MULTIMODAL_REGISTRY.register_processor(
+    PruningQwen3VLProcessor,
+    info=Qwen3VLProcessingInfo,
+    dummy_inputs=Qwen3VLDummyInputsBuilder,
+)
+class PruningQwen3VL(PruningQwen3, Qwen3VLForConditionalGeneration):
+    """Qwen3-VL that keeps the visual tokens its requests pay for."""
+
+
+@MULTIMODAL_REGISTRY.register_processor(
+    PruningQwen3VLProcessor,
+    info=Qwen3VLMoeProcessingInfo,
+    dummy_inputs=Qwen3VLDummyInputsBuilder,
+)
+class PruningQwen3VLMoe(PruningQwen3, Qwen3VLMoeForConditionalGeneration):  # type: ignore[misc]
+    """Qwen3-VL with experts that keeps the visual tokens its requests pay for."""

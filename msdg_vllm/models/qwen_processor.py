@@ -1,0 +1,166 @@
+"""The processor's half of Qwen's vision models: a budget for every image and every video."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from vllm.config import VllmConfig
+from vllm.multimodal.parse import VideoProcessorItems
+
+from msdg_vllm.core.errors import RequestError, SettingsError
+from msdg_vllm.core.profiles import EncoderProfile
+from msdg_vllm.engine.api.position_limit import Span, check_positions, table_size
+from msdg_vllm.engine.api.processor import SPECS, WITHOUT_PRUNING, PruningProcessor
+from msdg_vllm.engine.api.specs import Specs
+from msdg_vllm.engine.worker.positions import MediaGrid
+from msdg_vllm.methods import Encoder
+
+GRID = {"image": "image_grid_thw", "video": "video_grid_thw"}
+"""Fields with frames, rows and columns of an item's patches."""
+
+
+def check_config(vllm_config: VllmConfig) -> None:
+    """Raise `SettingsError` for options under which pruned answers would be wrong."""
+    mm_config = vllm_config.model_config.get_multimodal_config()
+    if mm_config.video_pruning_rate:
+        raise SettingsError(
+            f"--video-pruning-rate {mm_config.video_pruning_rate} and msdg-vllm would both prune "
+            "videos; drop --video-pruning-rate and send `retention` with each request, or "
+            f"{WITHOUT_PRUNING}"
+        )
+    if mm_config.mm_encoder_tp_mode == "data":
+        raise SettingsError(
+            "--mm-encoder-tp-mode data gives each rank a part of the images only, and the states "
+            "that pruning reads are lost; use --mm-encoder-tp-mode weights, or "
+            f"{WITHOUT_PRUNING}"
+        )
+    if (num_stages := vllm_config.parallel_config.pipeline_parallel_size) > 1:
+        raise SettingsError(
+            f"--pipeline-parallel-size {num_stages} cannot prune Qwen models: positions of kept "
+            "tokens are known to the first stage only; use --tensor-parallel-size, or "
+            f"{WITHOUT_PRUNING}"
+        )
+    if vllm_config.compilation_config.compile_mm_encoder:
+        raise SettingsError(
+            "compile_mm_encoder hides the encoder's states, which pruning reads; set "
+            f"compile_mm_encoder to false, or {WITHOUT_PRUNING}"
+        )
+
+
+def encoder_of(hf_config: Any, profile: EncoderProfile | None) -> Encoder:
+    """The encoder of a checkpoint: no class token, and of Qwen2.5 most layers see windows only."""
+    vision_config = hf_config.vision_config
+    global_layers = getattr(vision_config, "fullatt_block_indexes", None)
+    return Encoder(
+        num_layers=vision_config.depth,
+        profile=profile,
+        has_class_token=False,
+        global_layers=None if global_layers is None else tuple(global_layers),
+        patches_per_token=vision_config.spatial_merge_size**2,
+        num_levels=num_levels(hf_config),
+    )
+
+
+def num_levels(hf_config: Any) -> int:
+    """Further embeddings behind that of each token, which Qwen3-VL has for DeepStack."""
+    return len(getattr(hf_config.vision_config, "deepstack_visual_indexes", None) or ())
+
+
+class PruningQwenVLProcessor(PruningProcessor):
+    """Mixin for the processors of Qwen's vision models: a budget per image and per video."""
+
+    modalities: tuple[str, ...] = ("image", "video")
+    encoder_of = staticmethod(encoder_of)
+
+    def check_config(self, vllm_config: VllmConfig) -> None:
+        super().check_config(vllm_config)
+        check_config(vllm_config)
+
+    def num_visual_tokens(
+        self, items: Any, modality: str, index: int, kwargs: Mapping[str, object]
+    ) -> int:
+        frames, rows, columns = self.grid(items, modality, index, kwargs)
+        return frames * rows * columns
+
+    def grid(
+        self, items: Any, modality: str, index: int, kwargs: Mapping[str, object]
+    ) -> tuple[int, int, int]:
+        """Frames, rows and columns of the tokens of an item."""
+        hf_processor = self.info.get_hf_processor(**kwargs)
+        if modality == "image":
+            size, num_frames = items.get_image_size(index), 1
+            sizes = hf_processor.image_processor
+        else:
+            frames = items.get(index)
+            # Models that place frames in time get them with metadata.
+            video = VideoProcessorItems([frames[0] if isinstance(frames, tuple) else frames])
+            size, num_frames = video.get_frame_size(0), video.get_num_frames(0)
+            sizes = hf_processor.video_processor
+        resized, num_tokens = self.info._get_vision_info(
+            image_width=size.width,
+            image_height=size.height,
+            num_frames=num_frames,
+            image_processor=sizes,
+            mm_kwargs=kwargs,
+            modality=modality,
+        )
+        _, rows, columns = self.merged(1, resized)
+        return num_tokens // (rows * columns), rows, columns
+
+    def merged(self, frames: int, resized: Any) -> tuple[int, int, int]:
+        """Frames, rows and columns of the tokens of frames of a size."""
+        vision_config = self.info.get_hf_config().vision_config
+        side = vision_config.patch_size * vision_config.spatial_merge_size
+        return frames, resized.height // side, resized.width // side
+
+    def check_prompt(self, processed: Any, items: Any, kwargs: Mapping[str, object]) -> None:
+        specs: Specs = processed[SPECS]
+        spans = []
+        for modality, modality_specs in specs.items():
+            places = processed["mm_placeholders"][modality]
+            for index, (spec, place) in enumerate(zip(modality_specs, places, strict=True)):
+                extent = place.length  # nothing takes up more positions than it has tokens
+                if spec.budget:
+                    num_texts = place.length - spec.budget
+                    extent = self.extent(items[modality], modality, index, kwargs, num_texts)
+                spans.append(Span(place.offset, place.length, extent))
+        model_config = self.info.ctx.model_config
+        check_positions(spans, model_config.max_model_len, table_size(model_config.hf_text_config))
+
+    def extent(
+        self,
+        items: Any,
+        modality: str,
+        index: int,
+        kwargs: Mapping[str, object],
+        num_texts: int,
+    ) -> int:
+        """Positions that an item takes up, with the tokens of text that it has in the prompt."""
+        return MediaGrid(
+            0, 0, self.grid(items, modality, index, kwargs), self.frame_step(items, modality, index)
+        ).extent
+
+    def frame_step(self, items: Any, modality: str, index: int) -> float:
+        """Distance of frames on the time axis."""
+        return 1.0
+
+    def check_geometry(self, processed: Any, specs: Specs) -> None:
+        merge_unit = self.info.get_hf_config().vision_config.spatial_merge_size ** 2
+        for modality, modality_specs in specs.items():
+            for index, spec in enumerate(modality_specs):
+                if not spec.budget:
+                    continue
+                num_tokens = int(processed[GRID[modality]][index].prod()) // merge_unit
+                if spec.num_tokens != num_tokens:
+                    # Some processor kwargs (frame sampling, no resizing) change the geometry.
+                    raise RequestError(
+                        f"retention cannot be applied: {modality} {index} has {num_tokens} tokens "
+                        f"with these mm_processor_kwargs, {spec.num_tokens} by its size; leave "
+                        "out the kwargs that change it, or send retention 1.0",
+                        parameter="retention",
+                    )
+
+    def placeholder_ids(self) -> Mapping[int, str]:
+        config = self.info.get_hf_config()
+        return {config.image_token_id: "image", config.video_token_id: "video"}

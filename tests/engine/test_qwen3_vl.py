@@ -1,0 +1,62 @@
+"""Qwen3-VL on the real engine: DeepStack levels, interleaved M-RoPE, timestamps in videos."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from msdg_vllm.core.errors import RequestError
+from tests.engine.generation import assert_same, generate, running_engine
+from tests.engine.method_oracle import REFERENCED
+from tests.engine.qwen_family import OPTIONS, QwenFamily, expected
+from tests.engine.qwen_oracle import QwenOracle
+from tests.engine.qwen_requests import QUESTIONS, ask
+from tests.pictures import make_picture, picture_of
+from tests.qwen_checkpoint import make_qwen3_vl
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_qwen3_vl(tmp_path_factory.mktemp("qwen3_vl"))
+
+
+@pytest.fixture(scope="module")
+def oracle(folder: Path) -> QwenOracle:
+    return QwenOracle(folder)
+
+
+@pytest.fixture(scope="module")
+def llm(folder: Path) -> Iterator[Any]:
+    with running_engine(folder, **OPTIONS) as engine:
+        yield engine
+
+
+class TestQwen3VL(QwenFamily):
+    methods = tuple(name for name in REFERENCED if name not in ("cls_attention", "visionzip"))
+    method_wishes = (0.1, 11)
+
+
+def test_thin_images_beyond_the_trained_positions_equal_hugging_face(
+    llm: Any, oracle: QwenOracle
+) -> None:
+    # 9 x 150 positions in a few tokens; the checkpoint names 512, the table has four times that.
+    contents = [make_picture(4800, 32, seed) for seed in range(9)]
+    (answer,) = generate(llm, [ask(QUESTIONS[0], *contents, retention=0.01)])
+    assert len(answer.prompt_token_ids) < 60
+    assert_same(answer, expected(oracle, QUESTIONS[0], contents, retention=0.01))
+
+
+def test_images_that_reach_beyond_the_table_are_refused_and_the_engine_lives(llm: Any) -> None:
+    contents = [make_picture(4800, 32, seed) for seed in range(12)]
+    with pytest.raises(RequestError, match=r"reach 2288 .*up to 2048\. Send fewer"):
+        generate(llm, [ask(QUESTIONS[0], *contents, retention=0.01)])
+    generate(llm, [ask(QUESTIONS[0], contents[0], retention=0.01)], max_tokens=1)
+
+
+def test_a_method_that_merges_is_refused_where_tokens_carry_levels(llm: Any) -> None:
+    request = ask(QUESTIONS[0], picture_of("wide", 1), retention=0.2, method="visionzip")
+    with pytest.raises(RequestError, match=r"'visionzip' .*merges tokens.*carry 3 more"):
+        generate(llm, [request])
