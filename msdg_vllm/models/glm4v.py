@@ -1,0 +1,81 @@
+"""GLM-4.1V, 4.5V and 4.6V: a tower with Qwen's interface; images are pruned, videos stay whole."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from vllm.model_executor.models.glm4_1v import (
+    Glm4vDummyInputsBuilder,
+    Glm4vForConditionalGeneration,
+    Glm4vMoeForConditionalGeneration,
+    Glm4vMultiModalProcessor,
+    Glm4vProcessingInfo,
+)
+from vllm.multimodal import MULTIMODAL_REGISTRY
+from vllm.multimodal.inputs import MultiModalFeatureSpec
+
+from msdg_vllm.engine.worker.positions import MediaGrid, Medium
+from msdg_vllm.models.qwen2_vl import PruningQwenVL
+from msdg_vllm.models.qwen_processor import PruningQwenVLProcessor
+
+
+class PruningGlm4vProcessor(PruningQwenVLProcessor, Glm4vMultiModalProcessor):
+    """GLM-4V's processor with a budget per image."""
+
+    # The worker does not know the timestamps between frames.
+    modalities = ("image",)
+
+    def grid(
+        self, items: Any, modality: str, index: int, kwargs: Mapping[str, object]
+    ) -> tuple[int, int, int]:
+        size = items.get_image_size(index)
+        resized, _ = self.info._get_vision_info(
+            image_width=size.width,
+            image_height=size.height,
+            num_frames=1,
+            max_image_pixels=self.info._get_image_max_pixels(),
+        )
+        return self.merged(1, resized)
+
+    def placeholder_ids(self) -> Mapping[int, str]:
+        return {self.info.get_hf_config().image_token_id: "image"}
+
+
+class PruningGlm(PruningQwenVL):
+    """Mixin for GLM's vision models: goes before the stock class in the bases."""
+
+    modalities = ("image",)
+
+    def media(self, mm_features: list[MultiModalFeatureSpec]) -> Sequence[Medium]:
+        merge_size = self.config.vision_config.spatial_merge_size
+        media = []
+        for feature in mm_features:
+            data: Any = feature.data
+            frames, height, width = data[f"{feature.modality}_grid_thw"].data.tolist()
+            shape = (height // merge_size, width // merge_size)
+            # The frames of a video stand between texts, each one grid.
+            runs = feature.mm_position.extract_embeds_range()
+            media += [
+                MediaGrid(start, end - start + 1, (frames // len(runs), *shape))
+                for start, end in runs
+            ]
+        return media
+
+
+@MULTIMODAL_REGISTRY.register_processor(
+    PruningGlm4vProcessor,
+    info=Glm4vProcessingInfo,
+    dummy_inputs=Glm4vDummyInputsBuilder,
+)
+class PruningGlm4v(PruningGlm, Glm4vForConditionalGeneration):
+    """GLM-4.1V that keeps the visual tokens its requests pay for."""
+
+
+@MULTIMODAL_REGISTRY.register_processor(
+    PruningGlm4vProcessor,
+    info=Glm4vProcessingInfo,
+    dummy_inputs=Glm4vDummyInputsBuilder,
+)
+class PruningGlm4vMoe(PruningGlm, Glm4vMoeForConditionalGeneration):
+    """GLM-4.5V and 4.6V that keep the visual tokens their requests pay for."""
