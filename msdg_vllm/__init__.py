@@ -8,12 +8,20 @@ __all__ = ["ARCHITECTURES", "__version__", "register"]
 __version__ = "0.1.0"
 
 ARCHITECTURES = {
+    "Glm4vForConditionalGeneration": "msdg_vllm.models.glm4v:PruningGlm4v",
+    "Glm4vMoeForConditionalGeneration": "msdg_vllm.models.glm4v:PruningGlm4vMoe",
+    "InternVLChatModel": "msdg_vllm.models.internvl:PruningInternVLChat",
+    "InternVLForConditionalGeneration": "msdg_vllm.models.internvl:PruningInternVLHf",
     "LlavaForConditionalGeneration": "msdg_vllm.models.llava:PruningLlava",
     "LlavaNextForConditionalGeneration": "msdg_vllm.models.llava_next:PruningLlavaNext",
     "MGMLlamaForCausalLM": "msdg_vllm.models.mini_gemini.pruning:PruningMiniGemini",
     "MiniGeminiLlamaForCausalLM": "msdg_vllm.models.mini_gemini.pruning:PruningMiniGemini",
     "Qwen2VLForConditionalGeneration": "msdg_vllm.models.qwen2_vl:PruningQwen2VL",
     "Qwen2_5_VLForConditionalGeneration": "msdg_vllm.models.qwen2_5_vl:PruningQwen2_5_VL",
+    "Qwen3VLForConditionalGeneration": "msdg_vllm.models.qwen3_vl:PruningQwen3VL",
+    "Qwen3VLMoeForConditionalGeneration": "msdg_vllm.models.qwen3_vl:PruningQwen3VLMoe",
+    "Qwen3_5ForConditionalGeneration": "msdg_vllm.models.qwen3_5:PruningQwen3_5",
+    "Qwen3_5MoeForConditionalGeneration": "msdg_vllm.models.qwen3_5:PruningQwen3_5Moe",
 }
 """Architectures this plugin serves, with the class that replaces vLLM's."""
 

@@ -35,8 +35,7 @@ TABLE = """\
 | `multimodal.processing.processor:BaseMultiModalProcessor.get_dummy_inputs(self, ...)` | override | `engine/api/processor.py` | memory is profiled by the way of a pruned image |
 | `multimodal.processing.processor:BaseMultiModalProcessor._get_mm_hashes(self, inputs)` | override | `engine/api/processor.py` | what is kept is part of an image's identity |
 | `multimodal.processing.processor:BaseMultiModalProcessor._get_cache_missing_processor_kwargs(self, inputs, mm_is_cached)` | override | `engine/api/processor.py` | specs of cached images stay out of the call for the others |
-| `multimodal.processing.processor:BaseMultiModalProcessor._call_hf_processor(self, hf_data, hf_kwargs)` | override | `engine/api/processor.py` | the Hugging Face processor is cached by its kwargs and must not see ours |
-| `multimodal.processing.processor:BaseMultiModalProcessor._postprocess_hf_mm_data(self, mm_inputs, hf_processor_mm_kwargs, processed_data)` | override | `engine/api/processor.py` | adds a spec to every image |
+| `multimodal.processing.processor:BaseMultiModalProcessor._apply_hf_processor_main(self, mm_items, hf_kwargs)` | override | `engine/api/processor.py` | the Hugging Face processor is cached by its kwargs and must not see ours; adds a spec to every image |
 | `multimodal.processing.processor:BaseMultiModalProcessor._get_mm_fields_config(self, hf_inputs, hf_processor_mm_kwargs)` | override | `engine/api/processor.py` | declares the field with the specs |
 | `multimodal.processing.processor:BaseMultiModalProcessor._get_prompt_updates(self, mm_items, hf_processor_mm_kwargs, out_mm_kwargs)` | override | `engine/api/processor.py` | as many placeholders as the budget |
 | `multimodal.hasher:MultiModalHasher.hash_kwargs(cls, algorithm, **kwargs)` | call | `engine/api/processor.py` | identities are made as vLLM makes its own |
@@ -69,6 +68,23 @@ TABLE = """\
 | `model_executor.models.qwen2_5_vl:Qwen2_5_VisionTransformer.prepare_encoder_metadata(self, grid_thw, ...)` | call | `models/qwen2_5_vl.py` | the same, and the order of windows |
 | `model_executor.models.qwen2_vl:Qwen2VisionBlock.forward(self, x, ...)` | wrap | `engine/worker/capture.py` | a state is read where it enters a block |
 | `model_executor.models.qwen2_5_vl:Qwen2_5_VisionBlock.forward(self, x, ...)` | wrap | `engine/worker/capture.py` | the same |
+| `model_executor.models.qwen2_vl:Qwen2VLProcessingInfo._get_vision_info(self, image_width, image_height, ...)` | call | `models/qwen_processor.py` | the grid of an item, before it is processed |
+| `model_executor.models.qwen3_vl:Qwen3VLProcessingInfo._get_vision_info(self, image_width, image_height, ...)` | call | `models/qwen_processor.py` | the same |
+| `model_executor.models.qwen3_vl:Qwen3VLForConditionalGeneration.get_encoder_cudagraph_config(self)` | override | `models/qwen2_vl.py` | a captured graph would hide the states |
+| `model_executor.models.qwen3_vl:Qwen3VLMultiModalProcessor.get_video_repl(tokens_per_frame, timestamps, ...)` | call | `models/qwen3_vl.py` | the text between the frames of a video |
+| `model_executor.models.qwen3_vl:mrope_positions_factor(vllm_config)` | read | `models/qwen2_vl.py` | the decoder's table is enlarged while embeddings carry positions |
+| `model_executor.models.qwen3_vl:Qwen3_VisionTransformer.prepare_encoder_metadata(self, grid_thw_list, ...)` | call | `models/qwen2_vl.py` | what the tower wants to know of a batch |
+| `model_executor.models.qwen3_vl:Qwen3_VisionBlock.forward(self, x, ...)` | wrap | `engine/worker/capture.py` | a state is read where it enters a block |
+| `model_executor.models.intern_vit:InternVisionEncoderLayer.forward(self, hidden_states)` | wrap | `engine/worker/capture.py` | the same |
+| `model_executor.models.interns1_vit:InternS1VisionLayer.forward(self, hidden_states)` | wrap | `engine/worker/capture.py` | the same |
+| `model_executor.models.internvl:InternVLChatModel.extract_feature(self, pixel_values)` | call | `models/internvl.py` | the tower and the projector |
+| `model_executor.models.interns1:InternS1ForConditionalGeneration.extract_feature(self, pixel_values)` | call | `models/internvl.py` | the same |
+| `model_executor.models.interns1:InternS1ForConditionalGeneration.pixel_shuffle(self, x, scale_factor)` | call | `models/internvl.py` | which patches make a token |
+| `model_executor.models.glm4_1v:Glm4vProcessingInfo._get_vision_info(self, image_width, image_height, ...)` | call | `models/glm4v.py` | the grid of an image, before it is processed |
+| `model_executor.models.glm4_1v:Glm4vProcessingInfo._get_image_max_pixels(self)` | call | `models/glm4v.py` | the same |
+| `model_executor.models.glm4_1v:Glm4vForConditionalGeneration.get_encoder_cudagraph_config(self)` | override | `models/qwen2_vl.py` | a captured graph would hide the states |
+| `model_executor.models.glm4_1v:Glm4vVisionTransformer.prepare_encoder_metadata(self, grid_thw_list, ...)` | call | `models/qwen2_vl.py` | what the tower wants to know of a batch |
+| `model_executor.models.glm4_1v:Glm4vVisionBlock.forward(self, x, ...)` | wrap | `engine/worker/capture.py` | a state is read where it enters a block |
 | `model_executor.models.clip:CLIPEncoderLayer.forward(self, hidden_states)` | wrap | `engine/worker/capture.py` | the same |
 | `model_executor.models.llava:_get_num_hidden_layers(hf_config)` | call | `models/clip.py` | how deep vLLM builds the tower |
 | `model_executor.models.llava:_build_llava_or_pixtral_hf_info(ctx)` | call | `models/llava.py` | Pixtral shares the name and stays stock |
