@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import time
 from typing import Any
 
 from pydantic import BaseModel
@@ -48,6 +47,7 @@ class TargetDescription(BaseModel):
     level: float
     backlog_seconds: float
     measured_p95_seconds: float
+    measured_requests: int
     is_overloaded: bool
 
 
@@ -114,7 +114,7 @@ def describe(engine_client: EngineClient, model_name: str) -> PruningDescription
 def describe_target(keeper: TargetKeeper) -> TargetDescription:
     """Describe how the server holds its target."""
     controller = keeper.controller
-    status = controller.status(time.monotonic())
+    status = keeper.refresh()
     return TargetDescription(
         target_seconds=controller.target,
         ceiling=controller.rungs[0],
@@ -122,5 +122,6 @@ def describe_target(keeper: TargetKeeper) -> TargetDescription:
         level=status.level,
         backlog_seconds=status.backlog_seconds,
         measured_p95_seconds=status.measured_p95_seconds,
+        measured_requests=status.num_measured,
         is_overloaded=status.is_overloaded,
     )

@@ -226,6 +226,8 @@ async def _tiles_of(
 @router.get("/metrics", response_class=Response, include_in_schema=True)
 async def show_metrics(raw_request: Request) -> Response:
     """Return the metrics of vLLM and of pruning in Prometheus' text format."""
+    if (keeper := raw_request.app.state.msdg_keeper) is not None:
+        keeper.refresh()
     page: MetricsPage = raw_request.app.state.msdg_metrics_page
     return Response(await page.render(), headers={"Content-Type": CONTENT_TYPE_LATEST})
 

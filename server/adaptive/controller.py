@@ -100,6 +100,7 @@ class Status:
     rho: float
     lateness_seconds: float
     measured_p95_seconds: float
+    num_measured: int
     is_overloaded: bool
 
 
@@ -191,6 +192,7 @@ class Controller:
                 rho=load.rho or _RHO_START,
                 lateness_seconds=self._lateness(load, now),
                 measured_p95_seconds=p95,
+                num_measured=load.num_measured,
                 is_overloaded=at_floor and len(recent) >= _ENOUGH_MEASURED and p95 > self.target,
             )
 

@@ -16,7 +16,7 @@ from server.adaptive.state import NUM_TERMS, Load
 _UNITS = np.array([1.0, 1000.0, 1000.0])
 # A start for the estimate, in seconds per unit: a fast machine, so that nobody is pruned for want
 # of knowledge. A few dozen measurements outweigh it.
-_PRIOR = np.array([0.005, 0.02, 0.01])
+_PRIOR = np.array([0.002, 0.005, 0.0025])
 _PRIOR_WEIGHT = 0.1
 _FORGETTING = 0.99
 # First tokens that come closer than this were computed in one step.

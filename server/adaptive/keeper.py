@@ -18,7 +18,7 @@ from vllm.outputs import RequestOutput
 from msdg_vllm.engine.api.budgets import OpenItem
 from msdg_vllm.engine.api.processor import RESERVATION
 from msdg_vllm.settings import Settings
-from server.adaptive.controller import Arrival, Controller, Decision, Image
+from server.adaptive.controller import Arrival, Controller, Decision, Image, Status
 from server.adaptive.metrics import AdaptiveMetrics
 from server.adaptive.state import LOAD_FILE_VARIABLE, SharedLoad
 
@@ -70,6 +70,12 @@ class TargetKeeper:
 
         engine_client.generate = generate  # type: ignore[method-assign]
 
+    def refresh(self) -> Status:
+        """Bring the gauges up to date, which nothing else does while no request comes."""
+        status = self.controller.status(time.monotonic())
+        self._metrics.show(status)
+        return status
+
     async def _watched(
         self, outputs: AsyncGenerator[RequestOutput, None], ticket: Ticket
     ) -> AsyncGenerator[RequestOutput, None]:
@@ -94,8 +100,7 @@ class TargetKeeper:
         """Say that the level has moved, or that the target cannot be held, now and then."""
         if now - self._logged < _LOG_SECONDS:
             return
-        status = self.controller.status(now)
-        self._metrics.show(status)
+        status = self.refresh()
         if status.is_overloaded:
             logger.warning(
                 "The target of %.2f s to the first token cannot be held at the floor %s: 95 %% of "

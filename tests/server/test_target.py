@@ -73,15 +73,14 @@ def test_a_stream_says_what_was_chosen(held: Server, answers: list[Any]) -> None
     assert f'"pruning":{{"retention":{FLOOR}}}' in answer.text
 
 
-def test_all_processes_show_the_same_level(held: Server, answers: list[Any]) -> None:
-    for _ in range(6):
-        adaptive = held.get("/v1/pruning").json()["adaptive"]
-        assert (adaptive["target_seconds"], adaptive["floor"], adaptive["ceiling"]) == (
-            0.025,
-            FLOOR,
-            1.0,
-        )
-        assert adaptive["level"] == FLOOR
+def test_all_processes_share_one_view(held: Server, answers: list[Any]) -> None:
+    # Each request opens a connection, and the kernel deals connections out to the processes.
+    views = [held.get("/v1/pruning").json()["adaptive"] for _ in range(6)]
+    for view in views:
+        assert (view["target_seconds"], view["floor"], view["ceiling"]) == (0.025, FLOOR, 1.0)
+        assert FLOOR <= view["level"] <= 1
+    assert len({view["measured_requests"] for view in views}) == 1
+    assert views[0]["measured_requests"] >= len(answers)
 
 
 def test_decisions_are_counted_by_reason(held: Server, answers: list[Any]) -> None:
@@ -98,7 +97,7 @@ def test_decisions_are_counted_by_reason(held: Server, answers: list[Any]) -> No
     for name in ("predicted", "measured"):
         family = f"msdg_{name}_time_to_first_token_seconds_count"
         assert after[f'{family}{{model_name="tiny-llava"}}'] >= 20
-    assert after['msdg_retention_level{model_name="tiny-llava"}'] == FLOOR
+    assert FLOOR <= after['msdg_retention_level{model_name="tiny-llava"}'] <= 1
 
 
 @pytest.mark.parametrize(
