@@ -42,6 +42,11 @@ COMMANDS = {
         "serve MODEL [options of vllm serve]",
         "serve a model over HTTP, with a retention per request",
     ),
+    "calibrate": Command(
+        "msdg_vllm.calibration.command",
+        "calibrate MODEL --images DIR -o FILE --report DIR",
+        "measure the profile of a vision encoder from images",
+    ),
 }
 
 

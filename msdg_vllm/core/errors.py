@@ -7,6 +7,7 @@
     ├── ShapeError     (ValueError)   states, tokens, masks or a budget that do not fit together
     ├── RequestError   (ValueError)   a request that asks pruning for what it cannot do
     ├── SettingsError  (ValueError)   an operator's setting that is out of range
+    ├── CalibrationError              a model or images that no profile can be measured on
     └── UnsupportedVllmError          a vLLM this plugin was not made for
 
 Every message says what is wrong, the value received, what is allowed and what to do.
@@ -47,6 +48,10 @@ class RequestError(MsdgError, ValueError):
 
 class SettingsError(MsdgError, ValueError):
     """An operator's setting with a value that is not allowed."""
+
+
+class CalibrationError(MsdgError):
+    """A model, images or masks that no profile can be measured on."""
 
 
 class UnsupportedVllmError(MsdgError):

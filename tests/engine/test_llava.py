@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from msdg_vllm.calibration.loading import load_tower
 from msdg_vllm.methods import METHODS
 from msdg_vllm.request import PruningRequest
 from tests.checkpoints import make_llava
@@ -28,6 +30,7 @@ from tests.engine.generation import (
 from tests.engine.llava_oracle import LlavaOracle
 from tests.engine.method_oracle import REFERENCED
 from tests.engine.probes import kept_tokens, tower_batches, watch_tower
+from tests.engine.qwen_probes import record_states, take_states
 from tests.pictures import SIZES, picture_of
 
 NUM_TOKENS = 576
@@ -78,6 +81,20 @@ def test_pruned_answer_equals_hugging_face(
     for picture, answer in zip(pictures, answers, strict=True):
         expected = oracle.generate(prompt_of(question), [(picture, question, BUDGETS[retention])])
         assert_same(answer, expected)
+
+
+@pytest.mark.parametrize("kind", ["wide", "square"])
+def test_calibration_sees_the_states_that_the_server_captures(
+    llm: Any, folder: Path, kind: str
+) -> None:
+    picture = picture_of(kind, 22)
+    llm.apply_model(record_states)
+    generate(llm, [ask(QUESTIONS[0], picture, retention=0.05)], max_tokens=1)
+    ((states,),) = llm.apply_model(take_states)
+    encoded = load_tower(str(folder)).encode(picture)
+    assert encoded.valid.all()
+    for layer, state in states.items():
+        assert (torch.from_numpy(state) - encoded.states[layer]).abs().max() < 1e-4
 
 
 @pytest.fixture(scope="module")

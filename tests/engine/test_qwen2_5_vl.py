@@ -10,6 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
+from msdg_vllm.calibration.loading import load_tower
 from msdg_vllm.core.errors import RequestError
 from tests.engine.generation import (
     Generated,
@@ -81,6 +82,19 @@ def test_captured_states_equal_hugging_face(llm: Any, oracle: QwenOracle, kind: 
     assert set(states) == set(oracle.profile.layers)
     for layer, state in states.items():
         assert (torch.from_numpy(state) - expected[layer]).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize("kind", ["wide", "tall"])
+def test_calibration_sees_the_states_that_the_server_captures(
+    llm: Any, folder: Path, kind: str
+) -> None:
+    picture = picture_of(kind, 22)
+    llm.apply_model(record_states)
+    generate(llm, [ask(QUESTIONS[0], picture, retention=0.05)], max_tokens=1)
+    ((states,),) = llm.apply_model(take_states)
+    encoded = load_tower(str(folder)).encode(picture)
+    for layer, state in states.items():
+        assert (torch.from_numpy(state) - encoded.states[layer]).abs().max() < 1e-4
 
 
 @pytest.mark.parametrize("retention", RETENTIONS)

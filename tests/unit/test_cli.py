@@ -34,7 +34,7 @@ def test_the_version_names_vllms_too(capsys: pytest.CaptureFixture[str]) -> None
 def test_an_unknown_command_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["sreve", "models/scenes-llava"]) == 2
     assert capsys.readouterr().err == (
-        "msdg-vllm: error: no command 'sreve'; there is serve: msdg-vllm --help\n"
+        "msdg-vllm: error: no command 'sreve'; there is serve, calibrate: msdg-vllm --help\n"
     )
 
 

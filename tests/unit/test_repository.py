@@ -66,7 +66,14 @@ def test_the_layers_do_not_form_a_circle() -> None:
         ("msdg_vllm.methods", {"msdg_vllm.core"}),
         # The simulator of loads runs the server's own controller.
         ("benchmarks", {"server", "msdg_vllm", "msdg_vllm.core", "msdg_vllm.methods"}),
-        ("training", {"benchmarks", "msdg_vllm", "msdg_vllm.core", "msdg_vllm.methods"}),
+        (
+            "training",
+            {
+                *("benchmarks", "msdg_vllm", "msdg_vllm.calibration"),
+                *("msdg_vllm.core", "msdg_vllm.methods"),
+            },
+        ),
+        ("msdg_vllm.calibration", {"msdg_vllm", "msdg_vllm.core", "msdg_vllm.methods"}),
         ("deploy", {"msdg_vllm", "msdg_vllm.core"}),
     ],
 )

@@ -1,0 +1,1 @@
+"""Calibration tried on real encoders that the product does not serve."""
