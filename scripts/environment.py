@@ -193,6 +193,7 @@ class Steps:
     def run(self, what: str, command: Sequence[str]) -> bool:
         """Announce and run one step; say whether it succeeded."""
         start, free = time.monotonic(), shutil.disk_usage(self.log.parent).free
+        written = 0  # as far as the disk tells, which other programs write to as well
         print(f"==> {what}", flush=True)
         with self.log.open("ab") as log:
             log.write(f"==> {' '.join(command)}\n".encode())
@@ -203,9 +204,9 @@ class Steps:
                     try:
                         return process.wait(PROGRESS_SECONDS) == 0
                     except subprocess.TimeoutExpired:
-                        written = free - shutil.disk_usage(self.log.parent).free
+                        written = max(written, free - shutil.disk_usage(self.log.parent).free)
                         took = time.monotonic() - start
-                        print(f"    {took:.0f} s, {max(0, written) / 1e9:.1f} GB", flush=True)
+                        print(f"    {took:.0f} s, {written / 1e9:.1f} GB", flush=True)
             finally:
                 process.kill()
 

@@ -15,7 +15,7 @@ from server.launcher import make_parser
 from tests.documents import DOCUMENTS, ROOT, blocks, commands
 
 # Of environments of their own, which their documents tell how to make.
-ELSEWHERE = {"lmms_eval"}
+ELSEWHERE = {"build", "lmms_eval"}
 
 
 def typed(name: str) -> Iterator[tuple[str, list[str]]]:
