@@ -22,4 +22,4 @@ def test_the_offline_example_prints_its_answer(tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1] == "EH9"
+    assert "EH9" in done.stdout.splitlines()  # vLLM logs to the same place
