@@ -18,10 +18,16 @@ from dataclasses import asdict
 from pathlib import Path
 
 from benchmarks.chaos.endings import ENDINGS
-from benchmarks.chaos.loads import LOADS, fuzzed
+from benchmarks.chaos.loads import LOADS, fuzzed, image_flood
 from benchmarks.chaos.outcome import Outcome, table
 from benchmarks.shared.provenance import ROOT, RUNS, provenance
-from benchmarks.shared.server_process import PRUNING_SERVER, Started, running
+from benchmarks.shared.server_process import (
+    PRUNING_SERVER,
+    STOCK_SERVER,
+    Started,
+    running,
+    stock_environment,
+)
 
 MODEL = ROOT / "models" / "scenes-llava"
 OPTIONS = (
@@ -33,14 +39,22 @@ OPTIONS = (
 # As small as vLLM allows: requests are preempted and images encoded again.
 SMALL_KV = "--num-gpu-blocks-override=20"
 ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "VLLM_CPU_KVCACHE_SPACE": "1"}
-FUZZ = "fuzz"
-NAMES = (*ENDINGS, *LOADS, FUZZ)
+FUZZ, FLOOD = "fuzz", "image-flood"
+NAMES = (*ENDINGS, *LOADS, FLOOD, FUZZ)
+UNPRUNED_IMAGES = 13
+"""As many images of 144 tokens as fit the 2,048 of the bundled model beside a question."""
 
 
 def server(folder: Path, name: str) -> AbstractContextManager[Started]:
     """Start a server for one part of the run."""
     options = (*OPTIONS, SMALL_KV) if name == "overload" else OPTIONS
     return running(PRUNING_SERVER, options, folder / f"{name}.log", ENVIRONMENT)
+
+
+def stock_server(folder: Path) -> AbstractContextManager[Started]:
+    """Start vLLM as it is, to compare with."""
+    environment = ENVIRONMENT | stock_environment()
+    return running(STOCK_SERVER, OPTIONS, folder / "stock.log", environment)
 
 
 def run(names: Sequence[str], times: int, num_requests: int, folder: Path) -> Iterator[Outcome]:
@@ -58,7 +72,12 @@ def run(names: Sequence[str], times: int, num_requests: int, folder: Path) -> It
             continue
         with server(folder, group[0]) as started:
             for name in group:
-                if name == FUZZ:
+                if name == FLOOD:
+                    with stock_server(folder) as stock:
+                        yield asyncio.run(
+                            image_flood(started.url, MODEL.name, stock.url, UNPRUNED_IMAGES)
+                        )
+                elif name == FUZZ:
                     yield asyncio.run(fuzzed(started.url, MODEL.name, num_requests))
                 else:
                     yield asyncio.run(LOADS[name](started.url, MODEL.name))

@@ -52,6 +52,7 @@ TABLE = """\
 | `v1.core.sched.scheduler:Scheduler._try_schedule_encoder_inputs(self, request, num_computed_tokens, num_new_tokens, encoder_compute_budget, shift_computed_tokens)` | wrap | `engine/scheduling.py` | a step is charged with what the encoder computes |
 | `v1.core.sched.scheduler:Scheduler.encoder_cache_manager` | read | `engine/scheduling.py` | what the encoder need not run on |
 | `v1.core.sched.scheduler:Scheduler.max_num_encoder_input_tokens` | read | `engine/scheduling.py` | the most that one step can pay for |
+| `v1.core.sched.scheduler:Scheduler.waiting` | read | `engine/scheduling.py` | who has just come |
 | `v1.core.sched.scheduler:Scheduler.current_step` | read | `engine/scheduling.py` | who was passed over in the last step |
 | `v1.core.encoder_cache_manager:EncoderCacheManager.get_cached_num_encoder_embeds(self, request, input_id)` | call | `engine/scheduling.py` | the same |
 | `v1.worker.worker_base:WorkerBase.get_model(self)` | call | `engine/worker/rpc.py` | the methods that we add to workers answer for their model |

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import wraps
+from itertools import islice
 from weakref import WeakKeyDictionary
 
 import torch
@@ -22,6 +23,8 @@ from msdg_vllm.engine.spec import PruningSpec, field_name
 Scheduled = tuple[list[int], int, int, list[int], list[int]]
 """Items to encode, tokens to compute, what is left of the encoder's step, and two more lists."""
 
+_MAX_NEWCOMERS = 8
+
 
 def install() -> None:
     """Put the real cost of pruned items into vLLM's scheduler; again changes nothing."""
@@ -31,18 +34,22 @@ def install() -> None:
 
 
 class _Turns:
-    """Who asked for the encoder and got nothing: in the last step, and so far in this one."""
+    """Who asked for the encoder and got it or not: in the last step, and so far in this one."""
 
     def __init__(self) -> None:
         self.step = -1
+        self.served: set[str] = set()
         self.passed_over: dict[str, int] = {}
+        self.given: set[str] = set()
         self.denied: dict[str, int] = {}
 
     def begin(self, step: int) -> None:
-        """Start a step unless it has begun; a request is passed over for one step at most."""
+        """Start a step unless it has begun; only the step before counts."""
         if step != self.step:
-            self.passed_over = self.denied if step == self.step + 1 else {}
-            self.denied = {}
+            is_next = step == self.step + 1
+            self.served = self.given if is_next else set()
+            self.passed_over = self.denied if is_next else {}
+            self.given, self.denied = set(), {}
             self.step = step
 
 
@@ -80,7 +87,9 @@ def _charging(stock: Callable[..., Scheduled]) -> Callable[..., Scheduled]:
                 self, request, num_computed_tokens, num_new_tokens, budget, shift_computed_tokens
             )
         items, num_new_tokens, left, *rest = scheduled
-        if costs and not items:
+        if items:
+            turns.given.add(request.request_id)
+        elif costs:
             turns.denied[request.request_id] = next(iter(costs.values()))
         if pruned:
             left = budget - sum(costs[index] for index in items)
@@ -133,10 +142,11 @@ def _num_tokens_before_pruning(feature: MultiModalFeatureSpec) -> int | None:
 def _allowance(
     turns: _Turns, scheduler: Scheduler, request: Request, costs: dict[int, int], budget: int
 ) -> int:
-    """How much of a step's budget a request may take, so that those passed over get a turn.
+    """How much of a step's budget a request may take, so that others get a turn.
 
     Without this a request with hundreds of images would take all of every step, as the first
-    of the running ones, until its last image.
+    of the running ones, until its last image. It leaves a step to those who got nothing in the
+    last one, and to those who have just come.
     """
     own = request.request_id
     others = sum(
@@ -144,7 +154,9 @@ def _allowance(
         for request_id, cost in turns.passed_over.items()
         if request_id != own and request_id in scheduler.requests
     )
-    allowance = budget - others
     if own in turns.passed_over:
-        allowance = max(allowance, next(iter(costs.values())))
-    return min(budget, allowance)
+        return min(budget, max(budget - others, next(iter(costs.values()))))
+    if sum(costs.values()) <= budget // 2:
+        return budget - others
+    newcomers = islice(scheduler.waiting, _MAX_NEWCOMERS) if own in turns.served else ()
+    return 0 if others or any(new.has_encoder_inputs for new in newcomers) else budget

@@ -161,7 +161,7 @@ def test_others_get_their_turn_beside_a_request_of_many_images(
     waited = dict.fromkeys(("b", "c"), 0)
     for number, output in enumerate(steps, 1):
         waited |= {name: number for name in waited if name in images_of(output)}
-    assert max(waited.values()) <= 3
+    assert set(waited.values()) == {1}
 
 
 def test_a_request_of_many_images_is_not_starved_by_the_others(scheduler: Scheduler) -> None:
