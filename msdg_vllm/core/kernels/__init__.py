@@ -20,6 +20,9 @@ Result = TypeVar("Result")
 # Types of device that run the kernels: CUDA and ROCm go by one name.
 DEVICES = {"cuda"}
 
+# Types of states and tokens that kernels read; others are converted first.
+READ = {torch.float32, torch.bfloat16, torch.float16}
+
 _logger = logging.getLogger(__name__)
 _failed: set[str] = set()
 
@@ -96,9 +99,10 @@ def readable(tensors: Sequence[Tensor]) -> list[Tensor]:
 
     What has that form already, and so any state of an encoder, is not copied.
     """
-    first = tensors[0]
-    if any(tensor.dtype != first.dtype for tensor in tensors):
+    dtypes = {tensor.dtype for tensor in tensors}
+    if len(dtypes) > 1 or not dtypes <= READ:
         tensors = [tensor.float() for tensor in tensors]
+    first = tensors[0]
     fits = all(
         tensor.stride(-1) == 1
         and tensor.stride(-2) == first.stride(-2)

@@ -16,7 +16,6 @@ from msdg_vllm.core.profiles import EncoderProfile
 from msdg_vllm.core.tiles import round_up
 
 TYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
-"""Types of states and tokens that kernels read; others are converted first."""
 
 # Up to here a matrix of tokens by tokens is made.
 _MAX_GRAM_TOKENS = 1024

@@ -58,3 +58,22 @@ def test_a_device_without_memory_is_no_reason_to_give_up_its_kernels() -> None:
     with pytest.raises(torch.OutOfMemoryError):
         kernels.run(torch.device("cpu"), fails)
     assert kernels.run_on(torch.device("cpu"))
+
+
+def test_kernels_get_one_type_one_stride_and_aligned_rows() -> None:
+    wide = torch.randn(3, 9, 8)
+    assert [row.data_ptr() for row in kernels.readable(wide.unbind())] == [
+        row.data_ptr() for row in wide
+    ]
+    for rows in (
+        [wide[0], wide[1].bfloat16()],
+        [wide[0].double(), wide[1].double()],
+        [wide[0], wide[1].T.contiguous().T],
+        [wide[0].flatten()[1:65].view(8, 8), wide[1, :8]],
+    ):
+        found = kernels.readable(rows)
+        for row, expected in zip(found, rows, strict=True):
+            assert torch.equal(row, expected.to(row.dtype))
+            assert row.data_ptr() % 16 == 0
+        assert len({(row.dtype, row.stride()) for row in found}) == 1
+        assert found[0].dtype == torch.float32
