@@ -32,7 +32,7 @@ from tests.engine.qwen_probes import (
     watch_tower,
 )
 from tests.engine.qwen_requests import QUESTIONS, ask, forget, make_video, prompt_of
-from tests.pictures import SIZES, picture_of
+from tests.pictures import SIZES, make_picture, picture_of
 from tests.qwen_checkpoint import make_qwen2_5_vl
 
 RETENTIONS = (0.05, 0.222, 0.6)
@@ -335,6 +335,18 @@ def test_processor_kwargs_that_hide_the_geometry_are_refused(llm: Any) -> None:
     picture = Image.new("RGB", (1120, 560))
     with pytest.raises(RequestError, match="800 tokens with these mm_processor_kwargs, 288 by"):
         generate(llm, [ask(QUESTIONS[0], picture, retention=0.5, do_resize=False)])
+
+
+def test_images_that_reach_beyond_the_table_are_refused(
+    llm: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    contents = [make_picture(4200, 28, seed) for seed in range(4)]
+    request = ask(QUESTIONS[0], *contents, retention=0.01)
+    generate(llm, [request], max_tokens=1)
+    # The worker's table is as large as before: only what the API process knows of it shrinks.
+    monkeypatch.setattr(llm.model_config.hf_text_config, "max_position_embeddings", 256)
+    with pytest.raises(RequestError, match=r"reach 1104 .*up to 1024\. Send fewer"):
+        generate(llm, [request])
 
 
 def test_encoder_cuda_graphs_stay_off(llm: Any) -> None:
