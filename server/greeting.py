@@ -70,7 +70,7 @@ def _lines(description: PruningDescription, config: Any, options: Namespace) -> 
     lines = {
         "model": f"{description.model} ({description.architecture}, {_dtype(model.dtype)}, "
         f"up to {model.max_model_len:,} tokens)",
-        "encoder profile": description.encoder.name,
+        "encoder profile": description.encoder.name or "none, so that msdg is refused",
         "method": f"{description.default_method}, query mode {description.default_query_mode}",
         "default retention": f"{retention:g}" + (" (no pruning)" if retention == 1 else ""),
         "KV cache": f"{(cache.num_gpu_blocks or 0) * cache.block_size:,} tokens",
