@@ -41,6 +41,7 @@ def register() -> None:
 
     from msdg_vllm.engine import scheduling
     from msdg_vllm.engine.parent import die_with_parent
+    from msdg_vllm.engine.api import batch
     from msdg_vllm.engine.worker import rpc
     from msdg_vllm.models.mini_gemini.config import register_configs
     from msdg_vllm.settings import Settings
@@ -52,5 +53,6 @@ def register() -> None:
     register_configs()
     rpc.install()
     scheduling.install()
+    batch.install()
     # Not `register()`: it warns about every mode that exists already.
     RENDERER_REGISTRY.renderers["hf"] = ("msdg_vllm.engine.api.renderer", "PruningRenderer")

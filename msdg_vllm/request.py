@@ -35,11 +35,12 @@ __all__ = ["METHODS", "QUERY_MODES", "SCOPES", "PruningRequest", "validate_reten
 
 @dataclass(frozen=True, slots=True)
 class ItemTurn:
-    """The turn one image or video came in."""
+    """The turn one image or video came in, and what the client said about the item itself."""
 
     text: str
     retention: float | str | None = None
     max_visual_tokens: int | None = None
+    is_low_detail: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +77,7 @@ class PruningRequest:
         explanation: Key under which the workers keep what was decided; 0 keeps nothing.
         turns: The conversation's turns, if it came as messages.
         max_visual_tokens: Most tokens to keep of each image; the smaller of the two budgets wins.
+        alias_retention: What the served name that was asked stands for, where nothing else is said.
     """
 
     retention: float | str | None = None
@@ -86,6 +88,7 @@ class PruningRequest:
     explanation: int = 0
     turns: Turns | None = None
     max_visual_tokens: int | None = None
+    alias_retention: float | None = None
 
     @classmethod
     def parse(

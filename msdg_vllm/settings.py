@@ -66,6 +66,10 @@ def _seconds(text: str) -> float:
     return value
 
 
+def _fractions(text: str) -> tuple[float, ...]:
+    return tuple(_fraction(part.strip()) for part in text.split(","))
+
+
 def _megabytes(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise ValueError(f"must be a whole number of megabytes, at least 1, got {text!r}")
@@ -129,6 +133,26 @@ class Settings:
             default="the model's own or a built-in one",
         ),
     )
+    retention_aliases: tuple[float, ...] = _setting(
+        (),
+        Setting(
+            _fractions,
+            "Also serve the model as NAME@FRACTION for each of these, for clients that can send "
+            "no field: such a name means that retention where a request says nothing else.",
+            "FRACTION,...",
+            default="none",
+        ),
+    )
+    detail_low_retention: float | None = _setting(
+        None,
+        Setting(
+            _fraction,
+            'What `"detail": "low"` of an image means, where neither the image nor the request '
+            "names a retention.",
+            "FRACTION",
+            default="nothing",
+        ),
+    )
     # What vLLM lets a picture have that it fetches itself.
     max_request_mb: int = _setting(
         256,
@@ -179,9 +203,17 @@ class Settings:
     explain: bool = _setting(
         True, Setting(_switch, "Let requests ask for explanations (`pruning.explain`).")
     )
+    log_pruning: bool = _setting(
+        False, Setting(_switch, "Log a line per pruned request: what was kept, and how long.")
+    )
     playground: bool = _setting(
         True, Setting(_switch, "Serve the page /playground, which shows what is kept of an image.")
     )
+
+    def retention_of_name(self, model: object) -> float | None:
+        """What a served name such as `llava@0.111` stands for; None for a plain name."""
+        _, _, suffix = str(model).rpartition("@")
+        return next((one for one in self.retention_aliases if str(one) == suffix), None)
 
     @classmethod
     def table(cls) -> dict[str, Setting]:

@@ -18,12 +18,9 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.datastructures import State
 from vllm.engine.protocol import EngineClient
 from vllm.entrypoints.anthropic import api_router as anthropic
-from vllm.entrypoints.anthropic.protocol import (
-    AnthropicCountTokensRequest,
-    AnthropicErrorResponse,
-    AnthropicMessagesRequest,
-)
+from vllm.entrypoints.anthropic.protocol import AnthropicErrorResponse
 from vllm.entrypoints.openai.chat_completion import api_router as chat
+from vllm.entrypoints.openai.models.protocol import BaseModelPath
 from vllm.entrypoints.openai.responses import api_router as responses
 from vllm.entrypoints.serve.engine.protocol import ErrorResponse
 from vllm.entrypoints.serve.utils.api_utils import validate_json_request
@@ -32,6 +29,7 @@ from vllm.exceptions import VLLMNotFoundError, VLLMValidationError
 from msdg_vllm.settings import Settings
 from server import (
     access,
+    doors,
     first_token,
     front_page,
     greeting,
@@ -53,10 +51,12 @@ from server.schemas import (
     PruningBatchRequest,
     PruningChatRequest,
     PruningFields,
+    PruningCountRequest,
+    PruningMessagesRequest,
     PruningResponsesRequest,
-    refuse_pruning_fields,
+    check_messages,
 )
-from server.usage import reporting, reporting_stream
+from server.usage import report_message, reporting, reporting_stream
 from server.workers import ask_workers
 
 router = APIRouter()
@@ -111,10 +111,10 @@ def _with_header(response: Any, request: PruningFields) -> Any:
     return response
 
 
-async def _without_pruning(raw_request: Request) -> None:
-    # vLLM's models of these routes drop unknown keys, so only the body itself can tell.
+async def _in_anthropic_words(raw_request: Request) -> None:
+    # Before the body is read as a model, whose errors have OpenAI's shape.
     try:
-        refuse_pruning_fields(await raw_request.json(), raw_request.url.path)
+        check_messages(await raw_request.json())
     except VLLMValidationError as error:
         raise _AnthropicRefusal(str(error)) from None
     except ValueError:
@@ -132,21 +132,21 @@ _ANTHROPIC_ERRORS: dict[int | str, dict[str, Any]] = {
 
 @router.post(
     "/v1/messages",
-    dependencies=[*_JSON_ONLY, Depends(_without_pruning)],
+    dependencies=[*_JSON_ONLY, Depends(_in_anthropic_words)],
     responses={**_STREAM, **_ANTHROPIC_ERRORS},
 )
-async def create_messages(request: AnthropicMessagesRequest, raw_request: Request) -> Any:
-    """Answer a message in Anthropic's format, which has no place for pruning fields."""
-    return await anthropic.create_messages(request, raw_request)
+async def create_messages(request: PruningMessagesRequest, raw_request: Request) -> Any:
+    """Answer a message in Anthropic's format; `retention` and `pruning` mean what they do."""
+    return report_message(request, await anthropic.create_messages(request, raw_request))
 
 
 @router.post(
     "/v1/messages/count_tokens",
-    dependencies=[*_JSON_ONLY, Depends(_without_pruning)],
+    dependencies=[*_JSON_ONLY, Depends(_in_anthropic_words)],
     responses=_ANTHROPIC_ERRORS,
 )
-async def count_tokens(request: AnthropicCountTokensRequest, raw_request: Request) -> Any:
-    """Count the tokens of a message in Anthropic's format."""
+async def count_tokens(request: PruningCountRequest, raw_request: Request) -> Any:
+    """Count the tokens of a message in Anthropic's format, as many as are left of its images."""
     return await anthropic.count_tokens(request, raw_request)
 
 
@@ -270,14 +270,26 @@ class MsdgEndpointPlugin:
         rendering.install(state.online_renderer, metrics)
         state.msdg_keeper = start_keeper(engine_client, model_name)
         first_token.install(engine_client, metrics)
+        chat = state.openai_serving_chat
+        doors.install(chat, state.anthropic_serving_messages)
         for handler, generator in (
-            (state.openai_serving_chat, "chat_completion_full_generator"),
+            (chat, "chat_completion_full_generator"),
             (state.openai_serving_chat_batch, "chat_completion_full_generator_batch"),
             (state.openai_serving_responses, "responses_full_generator"),
         ):
             setattr(handler, generator, reporting(getattr(handler, generator)))
-        handler, generator = state.openai_serving_chat, "chat_completion_stream_generator"
-        setattr(handler, generator, reporting_stream(getattr(handler, generator)))
+        generator = "chat_completion_stream_generator"
+        setattr(chat, generator, reporting_stream(getattr(chat, generator)))
+        serve_aliases(state.openai_serving_models.base_model_paths, Settings.from_environment())
+
+
+def serve_aliases(models: list[BaseModelPath], settings: Settings) -> None:
+    """Add the names that stand for a retention to the names that are served."""
+    models += [
+        BaseModelPath(f"{model.name}@{retention}", model.model_path)
+        for retention in settings.retention_aliases
+        for model in tuple(models)
+    ]
 
 
 async def _anthropic_refusal(_: Request, error: Exception) -> JSONResponse:

@@ -24,8 +24,8 @@ from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.metrics.buckets import TIME_TO_FIRST_TOKEN_BUCKETS
 from vllm.v1.metrics.prometheus import get_prometheus_registry
 
+from msdg_vllm.engine.api.visual_tokens import VisualTokens
 from msdg_vllm.engine.worker.statistics import SECONDS_BUCKETS
-from server.visual_tokens import VisualTokens
 from server.workers import ask_workers
 
 logger = init_logger(f"vllm.{__name__}")

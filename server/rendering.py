@@ -19,11 +19,11 @@ from vllm.renderers import ChatParams
 from vllm.renderers.online_renderer import OnlineRenderer
 
 from msdg_vllm.core.errors import RequestError, RetentionError
-from msdg_vllm.engine.api.processor import RESERVATION
+from msdg_vllm.engine.api.processor import FITTING, RESERVATION
+from msdg_vllm.engine.api.visual_tokens import VisualTokens
 from msdg_vllm.request import PRUNING
 from server.metrics import RequestMetrics
 from server.schemas import PruningFields, refuse_pruning_fields, wishes_of
-from server.visual_tokens import VisualTokens
 
 _MEDIA_PACKAGE = "vllm.multimodal.media"
 _CHATS: tuple[Any, ...] = (ChatCompletionRequest, ResponsesRequest, TokenizeChatRequest)
@@ -39,6 +39,8 @@ def install(renderer: OnlineRenderer, metrics: RequestMetrics) -> None:
         except Exception as error:
             raise _as_bad_request(error, request) from error
         if isinstance(request, PruningFields):
+            for engine_input in engine_inputs:
+                _check_length(engine_input, renderer.model_config.max_model_len)
             tokens = VisualTokens.sum(map(VisualTokens.of_input, engine_inputs))
             tickets: list[Any] = [each.get(RESERVATION) for each in engine_inputs]
             request.rendered(tokens, [r for t in tickets if t for r in t.decision.retentions])
@@ -46,7 +48,7 @@ def install(renderer: OnlineRenderer, metrics: RequestMetrics) -> None:
         return conversation, engine_inputs
 
     async def preprocess_completion(request: Any, *args: Any, **kwargs: Any) -> Any:
-        refuse_pruning_fields(getattr(request, "model_extra", None), "a prompt without messages")
+        refuse_pruning_fields(getattr(request, "model_extra", None))
         return await stock_completion(request, *args, **kwargs)
 
     renderer.preprocess_chat = preprocess_chat  # type: ignore[method-assign]
@@ -71,6 +73,26 @@ def _carrying_wishes(build_chat_params: Any) -> Any:
         )
 
     return build
+
+
+def _check_length(engine_input: Any, max_model_len: int) -> None:
+    """Say of a prompt that is too long with its images at which retention it would fit."""
+    num_tokens = len(engine_input.get("prompt_token_ids", ()))
+    if num_tokens <= max_model_len or FITTING not in engine_input:
+        return
+    num_visual = VisualTokens.of_input(engine_input).kept
+    fitting = engine_input[FITTING]
+    advice = (
+        f"with retention {fitting} it would fit"
+        if fitting
+        else "no retention would make it fit: send less text or fewer images"
+    )
+    raise VLLMValidationError(
+        f"This model's maximum context length is {max_model_len} tokens. However, your prompt "
+        f"contains {num_tokens} input tokens, {num_visual} of them of images; {advice}",
+        parameter="retention" if fitting else "messages",
+        value=num_tokens,
+    )
 
 
 def _as_bad_request(error: Exception, request: object) -> Exception:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
@@ -13,6 +14,10 @@ from pydantic import (
     PrivateAttr,
     model_validator,
 )
+from vllm.entrypoints.anthropic.protocol import (
+    AnthropicCountTokensRequest,
+    AnthropicMessagesRequest,
+)
 from vllm.entrypoints.openai.chat_completion.protocol import (
     BatchChatCompletionRequest,
     ChatCompletionRequest,
@@ -21,6 +26,7 @@ from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
 from vllm.exceptions import VLLMValidationError
 
 from msdg_vllm.core.errors import RequestError
+from msdg_vllm.engine.api.visual_tokens import VisualTokens
 from msdg_vllm.request import (
     AUTO,
     MAX_VISUAL_TOKENS,
@@ -35,7 +41,7 @@ from msdg_vllm.request import (
     check_parts,
     content_parts,
 )
-from server.visual_tokens import VisualTokens
+from msdg_vllm.settings import Settings
 
 IMAGE_FIELDS = {
     RETENTION: {
@@ -173,6 +179,13 @@ class PruningFields(BaseModel):
 class PruningChatRequest(PruningFields, ChatCompletionRequest):
     """A chat completion request with a retention."""
 
+    @classmethod
+    def adopt(cls, stock: ChatCompletionRequest, wishes: PruningRequest | None = None) -> Self:
+        """Return a request that vLLM has made or read itself, with the wishes found on it."""
+        request = cls.model_construct(stock.model_fields_set, **dict(stock))
+        request._wishes = wishes_of(stock) if wishes is None else wishes
+        return request
+
 
 class PruningResponsesRequest(PruningFields, ResponsesRequest):
     """A request to the Responses API with a retention."""
@@ -205,6 +218,25 @@ class PruningBatchRequest(PruningFields, BatchChatCompletionRequest):
         return VisualTokens.sum(count for count in counts if count is not None)
 
 
+class PruningMessagesRequest(PruningFields, AnthropicMessagesRequest):
+    """A request in Anthropic's format with a retention."""
+
+    _chat: PruningChatRequest | None = PrivateAttr(default=None)
+
+    def become(self, chat: ChatCompletionRequest) -> PruningChatRequest:
+        """Return the chat that vLLM made of this request, with its wishes."""
+        self._chat = PruningChatRequest.adopt(chat, self.wishes)
+        return self._chat
+
+    @property
+    def visual_tokens(self) -> VisualTokens | None:
+        return None if self._chat is None else self._chat.visual_tokens
+
+
+class PruningCountRequest(PruningFields, AnthropicCountTokensRequest):
+    """A question for the number of tokens in Anthropic's format, with a retention."""
+
+
 class ImageExplanation(BaseModel):
     """What was kept of one image, or of one tile of it; tokens are numbered row by row."""
 
@@ -235,11 +267,13 @@ def read_wishes(body: Mapping[str, Any]) -> PruningRequest:
                 check_names(fields, place, ())
         for name in ("messages", "input"):
             check_parts(body.get(name), name)
-        return PruningRequest.parse(
+        wishes = PruningRequest.parse(
             body.get(RETENTION), body.get(PRUNING), body.get(MAX_VISUAL_TOKENS)
         )
     except RequestError as error:
         raise VLLMValidationError(str(error), parameter=error.parameter) from None
+    alias = Settings.from_environment().retention_of_name(body.get("model"))
+    return replace(wishes, alias_retention=alias)
 
 
 def wishes_of(request: object) -> PruningRequest:
@@ -247,23 +281,32 @@ def wishes_of(request: object) -> PruningRequest:
     if isinstance(request, PruningFields):
         return request.wishes
     extra = getattr(request, "model_extra", None) or {}
-    return read_wishes({**extra, "messages": getattr(request, "messages", None)})
+    said = {name: getattr(request, name, None) for name in ("model", "messages")}
+    return read_wishes({**extra, **said})
 
 
-def refuse_pruning_fields(body: object, route: str) -> None:
-    """Raise the 400 of a route that cannot honour them; dropping them would go unnoticed."""
+def check_messages(body: object) -> None:
+    """Check a body in Anthropic's format, whose images vLLM leaves no place for a retention."""
     if not isinstance(body, dict):
         return
-    sent = [(name, body.get(name)) for name in NAMES]
-    sent += [
-        (f"{where}.{name}", part.get(name))
-        for where, part in content_parts(body.get("messages"), "messages")
-        for name in (RETENTION, MAX_VISUAL_TOKENS)
-    ]
-    for name, value in sent:
-        if value is not None:
+    read_wishes(body)
+    for where, part in content_parts(body.get("messages"), "messages"):
+        for name in (RETENTION, MAX_VISUAL_TOKENS):
+            if part.get(name) is None:
+                continue
             raise VLLMValidationError(
-                f"{name} has no effect on {route}; leave it out, or send the request to "
-                "/v1/chat/completions or /v1/responses",
+                f"{where}.{name} has no effect here; put `{name}` beside `messages`, or send the "
+                "request to /v1/chat/completions or /v1/responses",
+                parameter=f"{where}.{name}",
+            )
+
+
+def refuse_pruning_fields(body: Mapping[str, Any] | None) -> None:
+    """Raise the 400 of a prompt without messages; dropping the fields would go unnoticed."""
+    for name in NAMES:
+        if (body or {}).get(name) is not None:
+            raise VLLMValidationError(
+                f"{name} has no effect on a prompt without messages; leave it out, or send the "
+                "request to /v1/chat/completions or /v1/responses",
                 parameter=name,
             )

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Mapping
 from contextlib import aclosing
 from functools import wraps
 from typing import Any
 
+from fastapi.responses import JSONResponse, Response, StreamingResponse
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionResponse
 from vllm.entrypoints.openai.responses.protocol import ResponsesResponse
 from vllm.entrypoints.serve.engine.protocol import PromptTokenUsageInfo
 
-from server.schemas import PruningFields
-from server.visual_tokens import VisualTokens
+from msdg_vllm.engine.api.visual_tokens import VisualTokens
+from server.schemas import PruningFields, PruningMessagesRequest
 
 
 def reporting(generate: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
@@ -63,6 +64,39 @@ def reporting_stream(
                 yield chunk
 
     return generate_and_report
+
+
+def report_message(request: PruningMessagesRequest, response: Response) -> Response:
+    """Put the counts of a request in Anthropic's format into the answer to it."""
+    tokens = request.visual_tokens
+    if tokens is None:
+        return response
+    extra = {"pruning": {"id": request.explanation_id}} if request.wants_explanation else {}
+    details = tokens.as_details()
+    if isinstance(response, StreamingResponse):
+        response.body_iterator = _with_counted_events(response.body_iterator, extra, details)
+        return response
+    content = json.loads(bytes(response.body))
+    if "usage" not in content:
+        return response  # an error
+    content["usage"] |= details
+    return JSONResponse(content | extra)
+
+
+async def _with_counted_events(
+    events: AsyncIterable[Any], extra: Mapping[str, object], details: Mapping[str, int]
+) -> AsyncGenerator[Any, None]:
+    """The events that carry a usage, the first and one of the last, carry the counts too."""
+    async for event in events:
+        kind, _, text = str(event).partition("\ndata: ")
+        if kind in ("event: message_start", "event: message_delta"):
+            data = json.loads(text)
+            message = data.get("message", data)
+            message.get("usage", {}).update(details)
+            if message is not data:
+                message.update(extra)
+            event = f"{kind}\ndata: {json.dumps(data, ensure_ascii=False)}\n\n"
+        yield event
 
 
 def _tokens_of(request: object) -> VisualTokens | None:

@@ -7,14 +7,19 @@ import sys
 from importlib.abc import MetaPathFinder
 
 _MOVED = {
+    "attention": "worker.attention",
+    "choosing": "worker.selection",
     "compat": "hooks",
     "embedding": "worker.model",
-    **{name: f"api.{name}" for name in ("processor", "queries", "renderer")},
-    **{
-        name: f"worker.{name}"
-        for name in ("attention", "explanations", "positions", "signals", "states", "statistics")
-    },
-    "tiles": "layout",
+    "explanations": "worker.explanations",
+    "positions": "worker.positions",
+    "processor": "api.processor",
+    "queries": "api.queries",
+    "renderer": "api.renderer",
+    "signals": "worker.capture",
+    "states": "worker.capture",
+    "statistics": "worker.statistics",
+    "tiles": "worker.selection",
 }
 
 

@@ -49,6 +49,10 @@ TABLE = """\
 | `v1.engine.core_client:SyncMPClient.add_request(self, request)` | wrap | `engine/api/delivery.py` | the same |
 | `v1.engine.core_client:InprocClient.add_request(self, request)` | wrap | `engine/api/delivery.py` | the same |
 | `multimodal.media.image:ImageMediaIO._convert_image_mode(self, image)` | wrap | `engine/api/images.py` | 16-bit grey and transparent colours look as in a viewer |
+| `v1.engine.input_processor:InputProcessor.process_inputs(self, request_id, prompt, ...)` | wrap | `engine/api/outputs.py` | remembers what was kept of a request |
+| `v1.engine.output_processor:RequestState._new_request_output(self, external_req_id, ...)` | wrap | `engine/api/outputs.py` | outputs carry the counts, also offline |
+| `v1.engine.output_processor:OutputProcessor.do_tracing(self, ...)` | rely | `engine/api/outputs.py` | it makes a request's span by `instrument_manual`, which adds our attributes |
+| `entrypoints.launchers.api_server.app_state:init_app_state(engine_client, state, ...)` | wrap | `engine/api/batch.py` | `run_batch` loads no endpoint plugins; ours is handed to it |
 | `v1.core.sched.scheduler:Scheduler._try_schedule_encoder_inputs(self, request, num_computed_tokens, num_new_tokens, encoder_compute_budget, shift_computed_tokens)` | wrap | `engine/scheduling.py` | a step is charged with what the encoder computes |
 | `v1.core.sched.scheduler:Scheduler.encoder_cache_manager` | read | `engine/scheduling.py` | what the encoder need not run on |
 | `v1.core.sched.scheduler:Scheduler.max_num_encoder_input_tokens` | read | `engine/scheduling.py` | the most that one step can pay for |
@@ -99,6 +103,9 @@ TABLE = """\
 | `entrypoints.serve.tokenize.protocol:TokenizeChatRequest.build_chat_params(self, default_template, default_template_content_format)` | wrap | `server/rendering.py` | the same |
 | `renderers.online_renderer:OnlineRenderer.preprocess_chat(self, request, messages, ...)` | wrap | `server/rendering.py` | what was rendered is counted, a client's mistake is a 400 |
 | `renderers.online_renderer:OnlineRenderer.preprocess_completion(self, request, ...)` | wrap | `server/rendering.py` | a prompt without messages refuses wishes |
+| `entrypoints.openai.chat_completion.serving:OpenAIServingChat.create_chat_completion(self, request, ...)` | wrap | `server/doors.py` | chats of /invocations and `run_batch` become ours |
+| `entrypoints.anthropic.serving:AnthropicServingMessages.to_chat_completion_request(cls, anthropic_request, ...)` | wrap | `server/doors.py` | a message keeps its wishes when it becomes a chat |
+| `entrypoints.openai.models.serving:OpenAIServingModels.base_model_paths` | extend | `server/endpoint.py` | names that stand for a retention are served and listed |
 | `entrypoints.openai.chat_completion.serving:OpenAIServingChat.chat_completion_full_generator(self, request, ...)` | wrap | `server/usage.py` | counts in `usage` |
 | `entrypoints.openai.chat_completion.serving:OpenAIServingChat.chat_completion_stream_generator(self, request, ...)` | wrap | `server/usage.py` | the same, in a stream |
 | `entrypoints.openai.chat_completion.batch_serving:OpenAIServingChatBatch.chat_completion_full_generator_batch(self, request, ...)` | wrap | `server/usage.py` | the same, for a batch |

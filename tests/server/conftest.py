@@ -19,5 +19,6 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def server(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     log = tmp_path_factory.mktemp("server") / "server.log"
-    with running_server(checkpoint, log) as running:
+    options = "--retention-aliases=0.333,0.111", "--detail-low-retention=0.111", "--log-pruning"
+    with running_server(checkpoint, log, *options) as running:
         yield running

@@ -21,12 +21,15 @@ def test_every_variable_is_read() -> None:
         "MSDG_DEFAULT_METHOD": "random",
         "MSDG_QUERY_MODE": "none",
         "MSDG_PROFILE": "encoder.json",
+        "MSDG_RETENTION_ALIASES": "0.333, 0.111",
+        "MSDG_DETAIL_LOW_RETENTION": "0.056",
         "MSDG_MAX_REQUEST_MB": "64",
         "MSDG_MIN_RETENTION": "0.111",
         "MSDG_MAX_VISUAL_TOKENS": "512",
         "MSDG_MAX_VISUAL_TOKENS_PER_REQUEST": "4096",
         "MSDG_TARGET_TTFT": "1.5",
         "MSDG_EXPLAIN": "0",
+        "MSDG_LOG_PRUNING": "1",
         "MSDG_PLAYGROUND": "0",
     }
     assert Settings.from_environment(environment) == Settings(
@@ -34,12 +37,15 @@ def test_every_variable_is_read() -> None:
         default_method="random",
         query_mode="none",
         profile=Path("encoder.json"),
+        retention_aliases=(0.333, 0.111),
+        detail_low_retention=0.056,
         max_request_mb=64,
         min_retention=0.111,
         max_visual_tokens=512,
         max_visual_tokens_per_request=4096,
         target_ttft=1.5,
         explain=False,
+        log_pruning=True,
         playground=False,
     )
 
@@ -84,3 +90,16 @@ def test_a_floor_above_the_default_is_refused() -> None:
 def test_a_target_is_a_time(text: str) -> None:
     with pytest.raises(SettingsError, match=r"MSDG_TARGET_TTFT=.*number of seconds above 0"):
         Settings.from_environment({"MSDG_TARGET_TTFT": text})
+
+
+def test_a_bad_alias_names_the_variable() -> None:
+    with pytest.raises(SettingsError, match=r"MSDG_RETENTION_ALIASES=.*got '2'"):
+        Settings.from_environment({"MSDG_RETENTION_ALIASES": "0.5,2"})
+
+
+def test_a_served_name_stands_for_its_retention() -> None:
+    settings = Settings(retention_aliases=(0.333, 0.5))
+    assert settings.retention_of_name("org/llava@0.333") == 0.333
+    assert settings.retention_of_name("a@b@0.5") == 0.5
+    for name in ("org/llava", "llava@0.111", "llava@", "0.333x", None):
+        assert settings.retention_of_name(name) is None

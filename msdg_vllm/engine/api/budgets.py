@@ -38,8 +38,17 @@ class Budgeting:
     settings: Settings
 
     def retention_of(self, item: ItemTurn, request: PruningRequest) -> float | None:
-        """The fraction that was asked for of an item; None leaves it to the server."""
-        asked = item.retention if item.retention is not None else request.retention
+        """The fraction that was asked for of an item; None leaves it to the server.
+
+        What is said first counts: of the image, of the request, by its detail, by the name served.
+        """
+        said = (
+            item.retention,
+            request.retention,
+            self.settings.detail_low_retention if item.is_low_detail else None,
+            request.alias_retention,
+        )
+        asked = next((one for one in said if one is not None), None)
         floor = self.settings.min_retention
         if asked is None or asked == AUTO:
             return None

@@ -39,6 +39,9 @@ WITHOUT_PRUNING = "leave `msdg` out of VLLM_PLUGINS to serve without pruning"
 SPECS = "msdg_specs"
 """Key under which a processed prompt carries the specs of its items, by modality."""
 
+FITTING = "msdg_fitting_retention"
+"""Key under which a prompt that is too long says at which retention it would not be; 0: at none."""
+
 RESERVATION = "msdg_reservation"
 """Key under which it carries what stands for it while it waits, if someone decided about it."""
 
@@ -149,6 +152,10 @@ class PruningProcessor(BaseMultiModalProcessor[Any]):
         processed[SPECS] = specs
         if any(spec.budget for modality_specs in specs.values() for spec in modality_specs):
             self.check_prompt(processed, inputs.mm_data_items, _split(kwargs)[0])
+        if len(processed["prompt_token_ids"]) > self.info.ctx.model_config.max_model_len:
+            processed[FITTING] = self._specifier.fitting_retention(
+                processed, inputs, _split(kwargs)[0]
+            )
         if reservation is not None:
             processed[RESERVATION] = reservation
         for modality, modality_specs in specs.items():

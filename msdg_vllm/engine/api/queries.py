@@ -64,6 +64,7 @@ def turns_of_messages(messages: Iterable[Mapping[str, Any]], joints: Joints | No
                         text if is_user else "",
                         part.get("retention"),
                         part.get("max_visual_tokens"),
+                        _is_low_detail(part),
                     )
                 )
     return Turns(last, items)
@@ -87,6 +88,12 @@ def _text_of(part: object) -> str:
     if isinstance(part, Mapping) and isinstance(part.get("text"), str):
         return str(part["text"])
     return ""
+
+
+def _is_low_detail(part: Mapping[str, Any]) -> bool:
+    # Beside the image in the Responses API, inside it in chat completions.
+    place = part.get("image_url")
+    return "low" in (part.get("detail"), place.get("detail") if isinstance(place, Mapping) else "")
 
 
 def _modality_of(part: object) -> str | None:

@@ -41,6 +41,10 @@ class PruningRenderer(HfRenderer):
         if type(self._mm_processor_cache) is LruKeyReplicatedSenderCache:
             delivery.install()
             self._mm_processor_cache = delivery.DeliverySenderCache(config.model_config)
+            # Only now: the engine's modules import renderers themselves.
+            from msdg_vllm.engine.api import outputs
+
+            outputs.install()
 
     def warmup(self, chat_params: Any) -> None:
         super().warmup(chat_params)
@@ -82,7 +86,9 @@ class PruningRenderer(HfRenderer):
         for prompt in prompts:
             if (request := prompt.pop(_REQUEST, None)) is not None:
                 kwargs = dict(prompt.get("mm_processor_kwargs") or {})
-                PruningRequest.take_from(kwargs)
+                own = PruningRequest.take_from(kwargs)
+                if request.is_default:
+                    request = replace(own, turns=request.turns)
                 prompt["mm_processor_kwargs"] = {**kwargs, PRUNING: request}
 
     def _process_multimodal(

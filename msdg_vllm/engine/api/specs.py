@@ -12,7 +12,7 @@ from vllm.multimodal.parse import DictEmbeddingItems, EmbeddingItems
 
 from msdg_vllm.core import num_kept_tokens
 from msdg_vllm.core.errors import RequestError
-from msdg_vllm.engine.api.budgets import Budgeting, OpenItem
+from msdg_vllm.engine.api.budgets import Budgeting, OpenItem, largest_retention
 from msdg_vllm.engine.api.content import content_number
 from msdg_vllm.engine.api.queries import LazyTurns
 from msdg_vllm.engine.spec import UNPRUNED, PruningSpec
@@ -92,6 +92,26 @@ class Specifier:
                         f"1.0 with the {modality}",
                         parameter="retention",
                     )
+
+    def fitting_retention(self, processed: Any, inputs: Any, kwargs: Mapping[str, object]) -> float:
+        """The largest retention at which a prompt would leave room for an answer; 0 for none."""
+        placeholders = [one for each in processed["mm_placeholders"].values() for one in each]
+        budgets: list[Callable[[float], int]] = []
+        for modality, items in self._prunable(inputs):
+            if not isinstance(items, EmbeddingItems | DictEmbeddingItems):
+                budgets += [
+                    partial(self._processor.budget, items, modality, index, kwargs)
+                    for index in range(items.get_count())
+                ]
+        if len(budgets) < len(placeholders):
+            return 0.0  # what cannot be pruned takes its place too
+        num_visual = sum(placeholder.get_num_embeds() for placeholder in placeholders)
+        num_text = len(processed["prompt_token_ids"]) - num_visual
+        room = self._processor.info.ctx.model_config.max_model_len - 1 - num_text
+        return (
+            largest_retention(room, lambda retention: sum(kept(retention) for kept in budgets))
+            or 0.0
+        )
 
     def _prunable(self, inputs: Any) -> Iterator[tuple[str, Any]]:
         for modality, items in inputs.mm_data_items.items():

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from msdg_vllm.engine.api.visual_tokens import VisualTokens
 from server import first_token
-from server.visual_tokens import VisualTokens
 
 
 class Engine:

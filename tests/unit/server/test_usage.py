@@ -7,9 +7,9 @@ import json
 from collections.abc import AsyncGenerator
 from typing import Any
 
+from msdg_vllm.engine.api.visual_tokens import VisualTokens
 from server.schemas import PruningBatchRequest, PruningChatRequest, wishes_of
 from server.usage import reporting_stream
-from server.visual_tokens import VisualTokens
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 CHUNKS: list[dict[str, Any]] = [

@@ -5,16 +5,18 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from msdg_vllm.core.errors import RequestError
+from msdg_vllm.engine.api.processor import FITTING
 from msdg_vllm.engine.api.processor import SPECS
 from msdg_vllm.engine.spec import PruningSpec
 from tests.checkpoints import make_llava
 from tests.pictures import picture_of
-from tests.server.running import image_part, user
+from tests.server.running import data_url, image_part, user
 
 QUESTION = "Is there a blue circle in the picture?"
 
@@ -88,6 +90,57 @@ def test_generate_chat_and_http_keep_the_same_tokens(renderer: Any, method: str)
     assert generate(renderer, QUESTION, picture_of("square", 2), **wishes).seed != spec.seed or (
         method == "msdg"
     )
+
+
+def rendered_chat(renderer: Any, *messages: Any, **kwargs: Any) -> Any:
+    from vllm.renderers import ChatParams
+
+    params = ChatParams(chat_template_kwargs={"add_generation_prompt": True, "tokenize": False})
+    extras = {"mm_processor_kwargs": kwargs}
+    _, (rendered,) = renderer.render_chat([list(messages)], params, prompt_extras=extras)
+    return rendered
+
+
+def test_a_prompt_too_long_by_its_images_knows_the_largest_retention_that_fits(
+    renderer: Any,
+) -> None:
+    message = user(QUESTION, *(image_part(picture_of("tiny", seed)) for seed in range(4)))
+    fitting = rendered_chat(renderer, message)[FITTING]
+    assert 0.5 < fitting < 1
+    for retention, fits in ((fitting, True), (round(fitting + 0.001, 3), False)):
+        rendered = rendered_chat(renderer, message, retention=retention)
+        assert (len(rendered["prompt_token_ids"]) < 2048) == fits
+    assert FITTING not in rendered_chat(renderer, message, retention=fitting)
+    # Four tokens of images and 2044 of text leave no room for an answer.
+    images = message["content"][:4]
+    prompt = rendered_chat(renderer, user("word", *images), retention=0.001)["prompt_token_ids"]
+    num_other = len(prompt) - 5
+    hopeless = user(" ".join(["word"] * (2044 - num_other)), *images)
+    assert rendered_chat(renderer, hopeless)[FITTING] == 0
+
+
+def test_explicit_fields_win_over_detail_and_detail_over_the_name(
+    renderer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from msdg_vllm.request import PruningRequest
+
+    settings = replace(renderer.mm_processor.settings, detail_low_retention=0.111)
+    monkeypatch.setattr(renderer.mm_processor, "settings", settings)
+    alias = {"pruning": PruningRequest(alias_retention=0.333)}
+    picture = data_url(picture_of("tiny", 1))
+    low = {"type": "image_url", "image_url": {"url": picture, "detail": "low"}}
+    high = {"type": "image_url", "image_url": {"url": picture, "detail": "high"}}
+    for part, kwargs, budget in (
+        (low, {}, 64),
+        (high, {}, 0),
+        (high, alias, 192),
+        (low, alias, 64),
+        (low, {"retention": 0.5}, 288),
+        (low, {"retention": 1.0}, 0),
+        ({**low, "retention": 0.222}, {"retention": 0.5}, 128),
+        ({"type": "input_image", "image_url": picture, "detail": "low"}, {}, 64),
+    ):
+        assert chat(renderer, user(QUESTION, part), **kwargs).budget == budget, (part, kwargs)
 
 
 @pytest.mark.parametrize(

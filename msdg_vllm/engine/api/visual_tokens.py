@@ -18,12 +18,14 @@ class VisualTokens:
         kept: Tokens the language model saw.
         items: Images and videos.
         pruned_items: Those of them that lost tokens.
+        methods: Names of the methods that chose, in alphabetical order.
     """
 
     total: int = 0
     kept: int = 0
     items: int = 0
     pruned_items: int = 0
+    methods: tuple[str, ...] = ()
 
     @classmethod
     def of_input(cls, engine_input: Mapping[str, Any]) -> VisualTokens:
@@ -39,7 +41,8 @@ class VisualTokens:
                 total += spec.num_tokens if spec.budget else num_kept
                 items += 1
                 pruned_items += bool(spec.budget)
-        return cls(total, kept, items, pruned_items)
+        methods = {spec.method for found in specs.values() for spec in found if spec.budget}
+        return cls(total, kept, items, pruned_items, tuple(sorted(methods)))
 
     @classmethod
     def sum(cls, counts: Iterable[VisualTokens]) -> VisualTokens:
@@ -51,9 +54,19 @@ class VisualTokens:
                 total.kept + count.kept,
                 total.items + count.items,
                 total.pruned_items + count.pruned_items,
+                tuple(sorted({*total.methods, *count.methods})),
             )
         return total
 
     def as_details(self) -> dict[str, int]:
         """Return the keys that join the details of a usage."""
         return {"visual_tokens": self.kept, "visual_tokens_total": self.total}
+
+    def as_span_attributes(self) -> dict[str, str | int | float]:
+        """Return the attributes that join those of a request's span in a trace."""
+        return {
+            "msdg.retention": round(self.kept / self.total, 4) if self.total else 1.0,
+            "msdg.method": ",".join(self.methods),
+            "msdg.visual_tokens": self.kept,
+            "msdg.visual_tokens_total": self.total,
+        }

@@ -1,0 +1,68 @@
+"""What was kept of a request's images, on its outputs and on its span in a trace.
+
+Fills a gap: vLLM makes outputs and spans of what came back from the engine, which no longer knows
+how many tokens there were before pruning.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from functools import wraps
+from typing import Any
+
+from vllm.tracing import SpanAttributes
+from vllm.v1.engine import output_processor
+from vllm.v1.engine.input_processor import InputProcessor
+from vllm.v1.engine.output_processor import RequestState
+
+from msdg_vllm.engine.api.visual_tokens import VisualTokens
+
+# Requests that never end as they should, such as those a client leaves, are forgotten one day.
+_MAX_REQUESTS = 10_000
+_REQUESTS: OrderedDict[str, VisualTokens] = OrderedDict()
+
+
+def install() -> None:
+    """Put the counts on everything that leaves the engine; again changes nothing."""
+    if hasattr(InputProcessor.process_inputs, "__wrapped__"):
+        return
+    for owner, name, wrap in (
+        (InputProcessor, "process_inputs", _remembering),
+        (RequestState, "_new_request_output", _counting),
+        (output_processor, "instrument_manual", _describing),
+    ):
+        setattr(owner, name, wrap(getattr(owner, name)))
+
+
+def _remembering(process_inputs: Any) -> Any:
+    @wraps(process_inputs)
+    def process(self: Any, request_id: str, prompt: Any, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(prompt, dict) and (tokens := VisualTokens.of_input(prompt)).items:
+            _REQUESTS[request_id] = tokens
+            if len(_REQUESTS) > _MAX_REQUESTS:
+                _REQUESTS.popitem(last=False)
+        return process_inputs(self, request_id, prompt, *args, **kwargs)
+
+    return process
+
+
+def _counting(new_request_output: Any) -> Any:
+    @wraps(new_request_output)
+    def make(self: Any, external_req_id: str, *args: Any, **kwargs: Any) -> Any:
+        output = new_request_output(self, external_req_id, *args, **kwargs)
+        if (tokens := _REQUESTS.get(external_req_id)) is not None:
+            output.visual_tokens = tokens
+        return output
+
+    return make
+
+
+def _describing(instrument_manual: Any) -> Any:
+    @wraps(instrument_manual)
+    def instrument(*args: Any, attributes: dict[str, Any], **kwargs: Any) -> Any:
+        request_id = attributes.get(SpanAttributes.GEN_AI_REQUEST_ID, "")
+        if (tokens := _REQUESTS.get(request_id)) is not None:
+            attributes = {**attributes, **tokens.as_span_attributes()}
+        return instrument_manual(*args, attributes=attributes, **kwargs)
+
+    return instrument

@@ -1,0 +1,77 @@
+"""Outputs and spans carry what was kept of a request's images."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+from msdg_vllm.engine.api import outputs
+from msdg_vllm.engine.api.processor import SPECS
+from msdg_vllm.engine.api.visual_tokens import VisualTokens
+from msdg_vllm.engine.spec import PruningSpec
+
+TOKENS = VisualTokens(total=576, kept=64, items=1, pruned_items=1, methods=("msdg",))
+
+
+@pytest.fixture(autouse=True)
+def forget() -> Any:
+    yield
+    outputs._REQUESTS.clear()
+
+
+def prompt(budget: int = 64) -> dict[str, Any]:
+    placeholder = SimpleNamespace(get_num_embeds=lambda: budget)
+    return {
+        "mm_placeholders": {"image": [placeholder]},
+        SPECS: {"image": [PruningSpec(budget=budget, num_tokens=576)]},
+    }
+
+
+def process(request_id: str, sent: Any) -> None:
+    outputs._remembering(lambda *args, **kwargs: None)(None, request_id=request_id, prompt=sent)
+
+
+def test_an_output_carries_the_counts_of_its_request() -> None:
+    make = outputs._counting(lambda self, request_id, found: SimpleNamespace(found=found))
+    process("a", prompt())
+    process("b", {"prompt_token_ids": [1]})
+    assert make(None, "a", 7).visual_tokens == TOKENS
+    assert make(None, "a", 8).found == 8
+    assert not hasattr(make(None, "b", 7), "visual_tokens")
+
+
+def test_only_so_many_requests_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outputs, "_MAX_REQUESTS", 2)
+    for name in "abc":
+        process(name, prompt())
+    assert list(outputs._REQUESTS) == ["b", "c"]
+
+
+def test_the_span_of_a_request_says_what_was_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    from opentelemetry import trace
+    from vllm.tracing import SpanAttributes
+    from vllm.tracing.otel import manual_instrument_otel
+
+    exporter = InMemorySpanExporter()
+    provider = TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    monkeypatch.setattr(trace, "get_tracer", provider.get_tracer)
+    instrument = outputs._describing(manual_instrument_otel)
+    process("a", prompt())
+    for request_id in ("a", "b"):
+        attributes = {SpanAttributes.GEN_AI_REQUEST_ID: request_id}
+        instrument(span_name="llm_request", start_time=1, attributes=attributes)
+    pruned, plain = (dict(span.attributes or {}) for span in exporter.get_finished_spans())
+    assert pruned == {
+        SpanAttributes.GEN_AI_REQUEST_ID: "a",
+        "msdg.retention": 0.1111,
+        "msdg.method": "msdg",
+        "msdg.visual_tokens": 64,
+        "msdg.visual_tokens_total": 576,
+    }
+    assert plain == {SpanAttributes.GEN_AI_REQUEST_ID: "b"}
