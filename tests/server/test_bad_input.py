@@ -147,21 +147,28 @@ def test_a_retention_does_not_open_the_processor_to_clients(server: Server) -> N
 
 
 @pytest.mark.parametrize("field", [{"retention": 0.5}, {"pruning": {"query": "a"}}])
-def test_routes_without_images_refuse_the_fields(server: Server, field: dict[str, Any]) -> None:
+def test_a_prompt_without_messages_refuses_the_fields(
+    server: Server, field: dict[str, Any]
+) -> None:
     (name,) = field
     answer = server.post("/v1/completions", {"model": MODEL, "prompt": "hi", **field})
     assert_refused(answer, name)
+
+
+def test_bad_fields_of_a_message_are_refused_in_its_own_words(server: Server) -> None:
     body = {"model": MODEL, "max_tokens": 4, "messages": [{"role": "user", "content": "hi"}]}
-    for path in ("/v1/messages", "/v1/messages/count_tokens"):
-        answer = server.post(path, {**body, **field})
-        assert answer.status_code == 400
-        assert name in answer.json()["error"]["message"]
     assert server.post("/v1/messages", body).status_code == 200
-    picture = {"type": "text", "text": "hi", "retention": 0.5}
-    message = {"role": "user", "content": [picture]}
-    answer = server.post("/v1/messages", {**body, "messages": [message]})
-    assert answer.status_code == 400
-    assert "messages[0].content[0].retention" in answer.json()["error"]["message"]
+    part = {"type": "text", "text": "hi", "retention": 0.5}
+    for path in ("/v1/messages", "/v1/messages/count_tokens"):
+        for field, name in (
+            ({"retention": 2}, "retention"),
+            ({"pruning": {"budget": 3}}, "pruning.budget"),
+            ({"messages": [{"role": "user", "content": [part]}]}, "content[0].retention"),
+        ):
+            answer = server.post(path, {**body, **field})
+            assert answer.status_code == 400
+            assert answer.json()["type"] == "error"
+            assert name in answer.json()["error"]["message"]
 
 
 def test_a_batch_cannot_be_explained(server: Server) -> None:
