@@ -281,7 +281,7 @@ def wishes_of(request: object) -> PruningRequest:
     if isinstance(request, PruningFields):
         return request.wishes
     extra = getattr(request, "model_extra", None) or {}
-    said = {name: getattr(request, name, None) for name in ("model", "messages")}
+    said = {name: getattr(request, name, None) for name in ("model", "messages", "vllm_xargs")}
     return read_wishes({**extra, **said})
 
 
