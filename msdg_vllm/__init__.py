@@ -40,8 +40,8 @@ def register() -> None:
     from vllm.renderers.registry import RENDERER_REGISTRY
 
     from msdg_vllm.engine import scheduling
-    from msdg_vllm.engine.parent import die_with_parent
     from msdg_vllm.engine.api import batch
+    from msdg_vllm.engine.parent import die_with_parent
     from msdg_vllm.engine.worker import rpc
     from msdg_vllm.models.mini_gemini.config import register_configs
     from msdg_vllm.settings import Settings

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from msdg_vllm.core.errors import RequestError
-from msdg_vllm.engine.api.processor import FITTING
-from msdg_vllm.engine.api.processor import SPECS
+from msdg_vllm.engine.api.budgets import Budgeting
+from msdg_vllm.engine.api.processor import FITTING, SPECS
 from msdg_vllm.engine.spec import PruningSpec
 from tests.checkpoints import make_llava
 from tests.pictures import picture_of
@@ -125,7 +125,8 @@ def test_explicit_fields_win_over_detail_and_detail_over_the_name(
     from msdg_vllm.request import PruningRequest
 
     settings = replace(renderer.mm_processor.settings, detail_low_retention=0.111)
-    monkeypatch.setattr(renderer.mm_processor, "settings", settings)
+    specifier = renderer.mm_processor._specifier
+    monkeypatch.setattr(specifier, "_budgeting", Budgeting(settings))
     alias = {"pruning": PruningRequest(alias_retention=0.333)}
     picture = data_url(picture_of("tiny", 1))
     low = {"type": "image_url", "image_url": {"url": picture, "detail": "low"}}
