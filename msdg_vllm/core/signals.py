@@ -4,8 +4,8 @@ Functions take one image, never a batch: a floating-point reduction launched on 
 gives the same bits whatever else travels in the batch.
 """
 
-from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -160,10 +160,25 @@ def query_relevance(visual: Tensor, query: Tensor) -> Tensor:
 
 
 def full_precision(device: torch.device) -> AbstractContextManager[object]:
-    """Switch autocast off: the caller's wish for a cheaper type does not hold here."""
+    """Compute in float32 and nothing less: neither autocast nor TF32 holds inside.
+
+    A graph that is compiled cannot say the latter; its caller must.
+    """
+    autocast: AbstractContextManager[object] = nullcontext()
     if torch.amp.is_autocast_available(device.type):
-        return torch.autocast(device.type, enabled=False)
-    return nullcontext()
+        autocast = torch.autocast(device.type, enabled=False)
+    return autocast if torch.compiler.is_compiling() else _without_tf32(autocast)
+
+
+@contextmanager
+def _without_tf32(autocast: AbstractContextManager[object]) -> Iterator[None]:
+    precision = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    try:
+        with autocast:
+            yield
+    finally:
+        torch.set_float32_matmul_precision(precision)
 
 
 def row_norms(vectors: Tensor) -> Tensor:

@@ -61,12 +61,19 @@ TABLE = """\
 | `v1.core.encoder_cache_manager:EncoderCacheManager.get_cached_num_encoder_embeds(self, request, input_id)` | call | `engine/scheduling.py` | the same |
 | `v1.worker.worker_base:WorkerBase.get_model(self)` | call | `engine/worker/rpc.py` | the methods that we add to workers answer for their model |
 | `model_executor.models.interfaces:SupportsMultiModal.embed_multimodal(self, **kwargs)` | override | `engine/worker/model.py` | the worker's entry: encode, select, keep |
+| `config.compilation:CompilationConfig.cudagraph_mm_encoder` | set | `engine/guards.py` | a captured graph would pass selection by |
+| `lora.layers.vocab_parallel_embedding:VocabParallelEmbeddingWithLoRA.base_layer` | read | `engine/worker/lookup.py` | queries have no place in the mapping of adapters |
 | `config.multimodal:MultiModalConfig.is_multimodal_pruning_enabled(self)` | replace | `engine/worker/positions.py` | runners ask it whether embeddings carry positions |
 | `v1.worker.gpu_model_runner:GPUModelRunner.is_multimodal_pruning_enabled` | replace | `engine/worker/positions.py` | the runner for CPUs never asks |
 | `model_executor.models.interfaces:SupportsMultiModalPruning.recompute_mrope_positions(self, input_ids, multimodal_embeddings, mrope_positions, num_computed_tokens)` | override | `models/qwen2_vl.py` | kept tokens get the positions they had |
+| `v1.worker.gpu.model_states:resolve_model_state_cls(vllm_config, model)` | answer | `models/qwen2_vl.py` | the V2 runner asks the model for its state |
+| `v1.worker.gpu.model_states.default:DefaultModelState.mm_pruner` | set | `engine/worker/model_state.py` | positions are placed without waiting for the device |
+| `v1.worker.gpu.model_states.mm_pruning:MultiModalPruner.recompute(self, mm_embeds, input_batch, req_states)` | override | `engine/worker/model_state.py` | the same |
+| `v1.worker.gpu.model_states.mm_pruning:MultiModalPruner._num_window_embeds(self, req_id, query_start, query_end)` | call | `engine/worker/model_state.py` | which embeddings are whose |
+| `v1.worker.gpu.mm.rope:RopeState.read_prefill_positions(self, req_idx, length)` | call | `engine/worker/model_state.py` | positions are held on the device |
 | `model_executor.models.interfaces:SupportsMRoPE.get_mrope_input_positions(self, input_tokens, mm_features)` | override | `models/qwen2_vl.py` | text behind a pruned image goes on where it did |
-| `model_executor.models.qwen2_vl:Qwen2VLForConditionalGeneration.get_encoder_cudagraph_config(self)` | override | `models/qwen2_vl.py` | a captured graph would hide the states |
-| `model_executor.models.qwen2_5_vl:Qwen2_5_VLForConditionalGeneration.get_encoder_cudagraph_config(self)` | override | `models/qwen2_5_vl.py` | the same |
+| `model_executor.models.qwen2_vl:Qwen2VLForConditionalGeneration.get_encoder_cudagraph_config(self)` | override | `engine/worker/model.py` | a captured graph would hide the states |
+| `model_executor.models.qwen2_5_vl:Qwen2_5_VLForConditionalGeneration.get_encoder_cudagraph_config(self)` | override | `engine/worker/model.py` | the same |
 | `model_executor.models.qwen2_vl:Qwen2VLForConditionalGeneration.iter_mm_grid_thw(self, mm_features)` | call | `models/qwen2_vl.py` | where images stand in a prompt |
 | `model_executor.models.qwen2_5_vl:Qwen2_5_VLForConditionalGeneration.iter_mm_grid_thw(self, mm_features)` | call | `models/qwen2_5_vl.py` | the same |
 | `model_executor.models.qwen2_vl:Qwen2VisionTransformer.prepare_encoder_metadata(self, grid_thw, ...)` | call | `models/qwen2_vl.py` | what the tower wants to know of a batch |
@@ -75,7 +82,7 @@ TABLE = """\
 | `model_executor.models.qwen2_5_vl:Qwen2_5_VisionBlock.forward(self, x, ...)` | wrap | `engine/worker/capture.py` | the same |
 | `model_executor.models.qwen2_vl:Qwen2VLProcessingInfo._get_vision_info(self, image_width, image_height, ...)` | call | `models/qwen_processor.py` | the grid of an item, before it is processed |
 | `model_executor.models.qwen3_vl:Qwen3VLProcessingInfo._get_vision_info(self, image_width, image_height, ...)` | call | `models/qwen_processor.py` | the same |
-| `model_executor.models.qwen3_vl:Qwen3VLForConditionalGeneration.get_encoder_cudagraph_config(self)` | override | `models/qwen2_vl.py` | a captured graph would hide the states |
+| `model_executor.models.qwen3_vl:Qwen3VLForConditionalGeneration.get_encoder_cudagraph_config(self)` | override | `engine/worker/model.py` | a captured graph would hide the states |
 | `model_executor.models.qwen3_vl:Qwen3VLMultiModalProcessor.get_video_repl(tokens_per_frame, timestamps, ...)` | call | `models/qwen3_vl.py` | the text between the frames of a video |
 | `model_executor.models.qwen3_vl:mrope_positions_factor(vllm_config)` | read | `models/qwen2_vl.py` | the decoder's table is enlarged while embeddings carry positions |
 | `model_executor.models.qwen3_vl:Qwen3_VisionTransformer.prepare_encoder_metadata(self, grid_thw_list, ...)` | call | `models/qwen2_vl.py` | what the tower wants to know of a batch |
@@ -87,7 +94,7 @@ TABLE = """\
 | `model_executor.models.interns1:InternS1ForConditionalGeneration.pixel_shuffle(self, x, scale_factor)` | call | `models/internvl.py` | which patches make a token |
 | `model_executor.models.glm4_1v:Glm4vProcessingInfo._get_vision_info(self, image_width, image_height, ...)` | call | `models/glm4v.py` | the grid of an image, before it is processed |
 | `model_executor.models.glm4_1v:Glm4vProcessingInfo._get_image_max_pixels(self)` | call | `models/glm4v.py` | the same |
-| `model_executor.models.glm4_1v:Glm4vForConditionalGeneration.get_encoder_cudagraph_config(self)` | override | `models/qwen2_vl.py` | a captured graph would hide the states |
+| `model_executor.models.glm4_1v:Glm4vForConditionalGeneration.get_encoder_cudagraph_config(self)` | override | `engine/worker/model.py` | a captured graph would hide the states |
 | `model_executor.models.glm4_1v:Glm4vVisionTransformer.prepare_encoder_metadata(self, grid_thw_list, ...)` | call | `models/qwen2_vl.py` | what the tower wants to know of a batch |
 | `model_executor.models.glm4_1v:Glm4vVisionBlock.forward(self, x, ...)` | wrap | `engine/worker/capture.py` | a state is read where it enters a block |
 | `model_executor.models.clip:CLIPEncoderLayer.forward(self, hidden_states)` | wrap | `engine/worker/capture.py` | the same |

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 import torch
 
+from msdg_vllm.core.signals import full_precision
 from msdg_vllm.methods.image import Image, Question, Selection
 from msdg_vllm.methods.needs import Encoder, Needs, unmet_need
 
@@ -70,7 +71,8 @@ class Method(ABC):
     @torch.no_grad()
     def _select(self, image: Image, question: Question) -> Selection:
         real = replace(image.without_padding(), query=question.query)
-        selection = self.select(real, question.budget)
+        with full_precision(image.visual.device):
+            selection = self.select(real, question.budget)
         if image.places is None:
             return selection
         return selection.spread(image.places, image.num_tokens)

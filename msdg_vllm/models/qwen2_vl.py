@@ -15,7 +15,6 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import nn
 from vllm.config import VllmConfig
-from vllm.logger import init_logger
 from vllm.model_executor.models.qwen2_vl import (
     Qwen2VLDummyInputsBuilder,
     Qwen2VLForConditionalGeneration,
@@ -42,13 +41,9 @@ from msdg_vllm.methods import Needs, Signals
 from msdg_vllm.models.qwen_processor import (
     GRID,
     PruningQwenVLProcessor,
-    check_config,
     encoder_of,
     num_levels,
 )
-
-# Below "vllm", because vLLM configures that logger and no other.
-logger = init_logger(f"vllm.{__name__}")
 
 _PIXELS = {"image": "pixel_values", "video": "pixel_values_videos"}
 
@@ -95,7 +90,6 @@ class PruningQwenVL(PruningModel):
     iter_mm_grid_thw: Any
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
-        check_config(vllm_config)
         # Before the decoder is built: newer ones have RoPE tables for it only then.
         turn_on_position_hook(vllm_config.model_config.get_multimodal_config())
         super().__init__(vllm_config=vllm_config, prefix=prefix)
@@ -103,7 +97,6 @@ class PruningQwenVL(PruningModel):
         self.is_multimodal_pruning_enabled = False
         self.embedding_width = vllm_config.model_config.get_inputs_embeds_size()
         self.row_width = self.embedding_width * (1 + num_levels(self.config))
-        logger.info_once("Encoder CUDA graphs stay off: they would hide the states to prune by")
 
     def encoder_blocks(self) -> Sequence[nn.Module]:
         return list(self.visual.blocks)
@@ -232,9 +225,11 @@ class PruningQwenVL(PruningModel):
             self.row_width,
         )
 
-    def get_encoder_cudagraph_config(self) -> Any:
-        stock: Any = super()
-        return replace(stock.get_encoder_cudagraph_config(), modalities=[])
+    def get_model_state_cls(self) -> Any:
+        """The state of vLLM's V2 runner for this model; V1 never asks."""
+        from msdg_vllm.engine.worker.model_state import PruningModelState
+
+        return PruningModelState
 
 
 class PruningQwen2VLProcessor(PruningQwenVLProcessor, Qwen2VLMultiModalProcessor):

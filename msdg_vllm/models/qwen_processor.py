@@ -5,47 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from vllm.config import VllmConfig
 from vllm.multimodal.parse import VideoProcessorItems
 
-from msdg_vllm.core.errors import RequestError, SettingsError
+from msdg_vllm.core.errors import RequestError
 from msdg_vllm.core.profiles import EncoderProfile
 from msdg_vllm.engine.api.position_limit import Span, check_positions, table_size
-from msdg_vllm.engine.api.processor import SPECS, WITHOUT_PRUNING, PruningProcessor
+from msdg_vllm.engine.api.processor import SPECS, PruningProcessor
 from msdg_vllm.engine.api.specs import Specs
 from msdg_vllm.engine.worker.positions import MediaGrid
 from msdg_vllm.methods import Encoder
 
 GRID = {"image": "image_grid_thw", "video": "video_grid_thw"}
 """Fields with frames, rows and columns of an item's patches."""
-
-
-def check_config(vllm_config: VllmConfig) -> None:
-    """Raise `SettingsError` for options under which pruned answers would be wrong."""
-    mm_config = vllm_config.model_config.get_multimodal_config()
-    if mm_config.video_pruning_rate:
-        raise SettingsError(
-            f"--video-pruning-rate {mm_config.video_pruning_rate} and msdg-vllm would both prune "
-            "videos; drop --video-pruning-rate and send `retention` with each request, or "
-            f"{WITHOUT_PRUNING}"
-        )
-    if mm_config.mm_encoder_tp_mode == "data":
-        raise SettingsError(
-            "--mm-encoder-tp-mode data gives each rank a part of the images only, and the states "
-            "that pruning reads are lost; use --mm-encoder-tp-mode weights, or "
-            f"{WITHOUT_PRUNING}"
-        )
-    if (num_stages := vllm_config.parallel_config.pipeline_parallel_size) > 1:
-        raise SettingsError(
-            f"--pipeline-parallel-size {num_stages} cannot prune Qwen models: positions of kept "
-            "tokens are known to the first stage only; use --tensor-parallel-size, or "
-            f"{WITHOUT_PRUNING}"
-        )
-    if vllm_config.compilation_config.compile_mm_encoder:
-        raise SettingsError(
-            "compile_mm_encoder hides the encoder's states, which pruning reads; set "
-            f"compile_mm_encoder to false, or {WITHOUT_PRUNING}"
-        )
 
 
 def encoder_of(hf_config: Any, profile: EncoderProfile | None) -> Encoder:
@@ -72,10 +43,6 @@ class PruningQwenVLProcessor(PruningProcessor):
 
     modalities: tuple[str, ...] = ("image", "video")
     encoder_of = staticmethod(encoder_of)
-
-    def check_config(self, vllm_config: VllmConfig) -> None:
-        super().check_config(vllm_config)
-        check_config(vllm_config)
 
     def num_visual_tokens(
         self, items: Any, modality: str, index: int, kwargs: Mapping[str, object]

@@ -11,7 +11,6 @@ from functools import cached_property, partial
 from typing import Any
 
 from transformers import BatchFeature
-from vllm.config import VllmConfig
 from vllm.multimodal.hasher import MultiModalHasher
 from vllm.multimodal.inputs import (
     MultiModalBatchedField,
@@ -32,9 +31,6 @@ from msdg_vllm.engine.spec import UNPRUNED, field_name
 from msdg_vllm.methods import METHODS, Encoder, method_named
 from msdg_vllm.request import PruningRequest, Turns, check_processor_kwargs
 from msdg_vllm.settings import Settings, variable_of
-
-WITHOUT_PRUNING = "leave `msdg` out of VLLM_PLUGINS to serve without pruning"
-"""The last way out of every refusal at start-up."""
 
 SPECS = "msdg_specs"
 """Key under which a processed prompt carries the specs of its items, by modality."""
@@ -104,15 +100,6 @@ class PruningProcessor(BaseMultiModalProcessor[Any]):
                 f"method {name!r} cannot prune this model: it reads {missing}; "
                 f"methods that can are {', '.join(map(repr, self.methods))}",
                 parameter="pruning.method",
-            )
-
-    def check_config(self, vllm_config: VllmConfig) -> None:
-        """Raise `SettingsError` for options under which pruned answers would be wrong."""
-        lora_config = vllm_config.lora_config
-        if lora_config is not None and lora_config.enable_tower_connector_lora:
-            raise SettingsError(
-                "--enable-tower-connector-lora counts an encoder's tokens by what the prompt "
-                f"holds of an image, which pruning makes less; drop it, or {WITHOUT_PRUNING}"
             )
 
     def num_visual_tokens(

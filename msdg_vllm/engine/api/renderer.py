@@ -20,6 +20,7 @@ from msdg_vllm.core.errors import RequestError
 from msdg_vllm.engine.api import delivery, images
 from msdg_vllm.engine.api.processor import PruningProcessor
 from msdg_vllm.engine.api.queries import turns_of_messages
+from msdg_vllm.engine.guards import check_config
 from msdg_vllm.request import PRUNING, RETENTION, PruningRequest, check_parts
 
 logger = init_logger(f"vllm.{__name__}")
@@ -37,7 +38,7 @@ class PruningRenderer(HfRenderer):
         images.install()
         if isinstance(self.mm_processor, PruningProcessor):
             # Here rather than in a worker: the message is the last thing the operator reads.
-            self.mm_processor.check_config(config)
+            check_config(config)
         if type(self._mm_processor_cache) is LruKeyReplicatedSenderCache:
             delivery.install()
             self._mm_processor_cache = delivery.DeliverySenderCache(config.model_config)

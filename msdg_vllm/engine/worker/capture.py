@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from msdg_vllm.core.signals import full_precision
 from msdg_vllm.engine.worker.attention import (
     Spans,
     class_attention,
@@ -36,33 +37,26 @@ def capture_states(
         copy: Copy each state, for encoders whose kernels write to their input.
     """
     states: EncoderStates = {}
-    wrapped: list[nn.Module] = []
 
     def keep(layer: int, state: torch.Tensor) -> None:
-        states[layer] = state.clone() if copy else state
+        if layer in layers:
+            states[layer] = state.clone() if copy else state
 
-    def wrap(block: nn.Module, index: int, forward: Callable[..., Any]) -> Callable[..., Any]:
+    def wrap(index: int, forward: Callable[..., Any]) -> Callable[..., Any]:
         def forward_and_keep(hidden: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-            if index in layers:
-                keep(index, hidden)
+            keep(index, hidden)
             output = forward(hidden, *args, **kwargs)
-            if index + 1 == len(blocks) and len(blocks) in layers:
+            if index + 1 == len(blocks):
                 keep(len(blocks), output)
             return output
 
         return forward_and_keep
 
-    # Wrapping `forward` on the instance also reaches blocks whose class is compiled, on which
-    # module hooks do not fire.
-    for index, block in enumerate(blocks):
-        if index in layers or (index + 1 == len(blocks) and len(blocks) in layers):
-            block.__dict__["forward"] = wrap(block, index, block.forward)
-            wrapped.append(block)
-    try:
+    with ExitStack() as taps:
+        for index in {min(layer, len(blocks) - 1) for layer in layers}:
+            forward = wrap(index, blocks[index].forward)
+            taps.enter_context(replaced_forward(blocks[index], forward))
         yield states
-    finally:
-        for block in wrapped:
-            del block.__dict__["forward"]
 
 
 @contextmanager
@@ -111,7 +105,8 @@ def capture_signals(
         def read_and_attend(
             query: torch.Tensor, key: torch.Tensor, *args: Any, **kwargs: Any
         ) -> Any:
-            read_attention(layer, query, key)
+            with full_precision(query.device):
+                read_attention(layer, query, key)
             return forward(query, key, *args, **kwargs)
 
         return read_and_attend
@@ -128,9 +123,12 @@ def capture_signals(
     with ExitStack() as taps:
         states = taps.enter_context(capture_states(blocks, needs.states, copy=copy))
         for layer in needs.attention_layers:
-            taps.enter_context(_tapped(attention_of(blocks[layer]).attn, layer, tap_attention))
+            attention = attention_of(blocks[layer]).attn
+            tap = tap_attention(layer, attention.forward)
+            taps.enter_context(replaced_forward(attention, tap))
         for layer in needs.mlp_updates:
-            taps.enter_context(_tapped(blocks[layer].mlp, layer, tap_mlp))
+            mlp: Any = blocks[layer].mlp
+            taps.enter_context(replaced_forward(mlp, tap_mlp(layer, mlp.forward)))
         yield Signals(
             states=states,
             class_attention=rows,
@@ -141,11 +139,12 @@ def capture_signals(
 
 
 @contextmanager
-def _tapped(
-    module: Any, layer: int, tap: Callable[[int, Callable[..., Any]], Callable[..., Any]]
-) -> Iterator[None]:
-    """Put a function around the `forward` of one module instance."""
-    module.__dict__["forward"] = tap(layer, module.forward)
+def replaced_forward(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
+    """Put another function in the place of the `forward` of one module instance.
+
+    That also reaches modules whose class is compiled, on which hooks do not fire.
+    """
+    module.__dict__["forward"] = forward
     try:
         yield
     finally:

@@ -12,13 +12,14 @@ import torch
 from torch import nn
 from vllm.config import VllmConfig
 from vllm.logger import init_logger
-from vllm.utils.torch_utils import async_tensor_h2d
 
 from msdg_vllm.core.profiles import EncoderProfile
 from msdg_vllm.engine.encoder import PROFILE_FILE, check_depth, default_method, profile_of
+from msdg_vllm.engine.guards import check_config, turn_off_encoder_graphs
 from msdg_vllm.engine.hooks import check_vllm
 from msdg_vllm.engine.spec import PruningSpec, field_name
 from msdg_vllm.engine.worker.explanations import ExplanationStore, TileExplanation, picture_of
+from msdg_vllm.engine.worker.lookup import embed_queries
 from msdg_vllm.engine.worker.selection import EncodedImage, select_tokens
 from msdg_vllm.engine.worker.statistics import PruningStatistics
 from msdg_vllm.methods import Encoder, Needs, Selection, method_named
@@ -38,12 +39,16 @@ class PruningModel:
     modalities: tuple[str, ...] = ("image",)
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
+        can_prune = self.can_prune(vllm_config.model_config.hf_config)
+        if can_prune:
+            check_config(vllm_config)
+            turn_off_encoder_graphs(vllm_config)
         super().__init__(vllm_config=vllm_config, prefix=prefix)  # type: ignore[call-arg]
         self.statistics = PruningStatistics()
         self.explanations = ExplanationStore()
         preprocessing = vllm_config.model_config.hf_image_processor_config
         self.pixel_statistics = preprocessing.get("image_mean"), preprocessing.get("image_std")
-        if not self.can_prune(vllm_config.model_config.hf_config):
+        if not can_prune:
             return
         settings = Settings.from_environment()
         found = profile_of(vllm_config.model_config, settings)
@@ -107,6 +112,10 @@ class PruningModel:
         """
         raise NotImplementedError
 
+    def get_encoder_cudagraph_config(self) -> Any:
+        stock: Any = super()
+        return replace(stock.get_encoder_cudagraph_config(), modalities=[])
+
     def embed_multimodal(self, **kwargs: Any) -> Any:
         for modality in self.modalities:
             if (rows := kwargs.pop(field_name(modality), None)) is not None:
@@ -165,7 +174,8 @@ class PruningModel:
     def _embed_micro_batch(
         self, kwargs: dict[str, Any], modality: str, specs: Sequence[PruningSpec]
     ) -> list[torch.Tensor]:
-        queries = self._embed_queries(specs)
+        language_model = self.get_language_model()  # type: ignore[attr-defined]
+        queries = embed_queries(language_model, [spec.query_ids for spec in specs])
         needs = reduce(or_, map(self._needs, specs))
         kept: list[torch.Tensor] = []
         for images in self.encode_items(kwargs, modality, needs):
@@ -216,19 +226,3 @@ class PruningModel:
                     else picture_of(image.pixels[tile], *self.pixel_statistics),
                 ),
             )
-
-    def _embed_queries(self, specs: Sequence[PruningSpec]) -> list[torch.Tensor | None]:
-        """Embeddings of each item's query tokens, `(Q, D)`, with one look-up for all.
-
-        None for an item without a query; items with the same query share the tensor.
-        """
-        queries = list(dict.fromkeys(spec.query_ids for spec in specs if spec.query_ids))
-        language_model = self.get_language_model()  # type: ignore[attr-defined]
-        token_ids = async_tensor_h2d(
-            [token_id for query in queries for token_id in query],
-            device=next(language_model.parameters()).device,
-            dtype=torch.int64,
-        )
-        embedded = language_model.embed_input_ids(token_ids)
-        by_ids = dict(zip(queries, embedded.split(list(map(len, queries))), strict=True))
-        return [by_ids.get(spec.query_ids) for spec in specs]

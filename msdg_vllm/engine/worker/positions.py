@@ -237,14 +237,33 @@ def place_kept_tokens(
     Returns:
         The embeddings without columns, the positions, and what decoding adds to an index.
     """
+    # The V1 runner holds positions on the host, so that reading them waits for nothing.
     pending = getattr(positions, _PENDING, positions)
-    with gpu_sync_allowed():
-        delta = _decoding_delta(pending)
-    carried = [rows[:, width:] for rows in embeddings if rows.shape[1] > width]
-    if not carried:
+    delta = _decoding_delta(pending)
+    if not carries_positions(embeddings, width):
         return list(embeddings), positions, delta
-    with gpu_sync_allowed():  # the V1 runner holds positions on the host
-        within = decode_positions(torch.cat(carried)).to(positions.device).T  # (3, R)
+    with gpu_sync_allowed():
+        clean, placed = settle_positions(pending, embeddings, num_computed_tokens, width)
+    return clean, placed, delta
+
+
+def carries_positions(embeddings: Sequence[torch.Tensor], width: int) -> bool:
+    """Whether any of the embeddings is one of a pruned item."""
+    return any(rows.shape[1] > width for rows in embeddings)
+
+
+def settle_positions(
+    pending: torch.Tensor,
+    embeddings: Sequence[torch.Tensor],
+    num_computed_tokens: int,
+    width: int,
+) -> tuple[list[torch.Tensor], torch.Tensor]:
+    """Take the columns off a chunk's embeddings and put what they say in place of pending tokens.
+
+    Waits for the device only if the positions are on another one than the embeddings.
+    """
+    carried = [rows[:, width:] for rows in embeddings if rows.shape[1] > width]
+    within = decode_positions(torch.cat(carried)).to(pending.device).T  # (3, R)
     tail = pending[:, num_computed_tokens:]
     is_pending = tail[0] < 0
     # Rows come in the order of the prompt: the n-th pending token from here on takes row n.
@@ -254,7 +273,7 @@ def place_kept_tokens(
     placed = torch.cat(
         [pending[:, :num_computed_tokens], torch.where(is_here, settled, tail)], dim=1
     )
-    return [rows[:, :width] for rows in embeddings], placed, delta
+    return [rows[:, :width] for rows in embeddings], placed
 
 
 def _decoding_delta(pending: torch.Tensor) -> int:

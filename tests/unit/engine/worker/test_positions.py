@@ -17,8 +17,11 @@ from vllm.config import MultiModalConfig
 from vllm.model_executor.models.qwen2_5_vl import Qwen2_5_VLForConditionalGeneration
 from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
 from vllm.v1.worker.cpu_model_runner import CPUModelRunner
+from vllm.v1.worker.gpu.model_states import resolve_model_state_cls
+from vllm.v1.worker.gpu.model_states.default import DefaultModelState
 from vllm.v1.worker.gpu.model_states.mm_pruning import MultiModalPruner, maybe_create_mm_pruner
 
+from msdg_vllm.engine.worker.model_state import PositionPlacer, PruningModelState
 from msdg_vllm.engine.worker.positions import (
     NUM_COLUMNS,
     FramesInText,
@@ -30,6 +33,7 @@ from msdg_vllm.engine.worker.positions import (
     prompt_positions,
     turn_on_position_hook,
 )
+from msdg_vllm.models.qwen2_vl import PruningQwenVL
 
 WIDTH = 5
 
@@ -278,10 +282,14 @@ class StubModel:
         return place_kept_tokens(mrope_positions, multimodal_embeddings, num_computed_tokens, WIDTH)
 
 
+@pytest.mark.parametrize("pruner_class", [MultiModalPruner, PositionPlacer])
 @settings(deadline=None)
 @given(prompts(), chunkings, st.data())
 def test_v2_runner_pruner_settles_the_same_positions(
-    prompt: Prompt, chunk_sizes: list[int], data: st.DataObject
+    pruner_class: type[MultiModalPruner],
+    prompt: Prompt,
+    chunk_sizes: list[int],
+    data: st.DataObject,
 ) -> None:
     positions, delta = prompt_positions(prompt.length, prompt.media)
     rope_state = StubRopeState(positions, delta)
@@ -289,7 +297,7 @@ def test_v2_runner_pruner_settles_the_same_positions(
         SimpleNamespace(mm_position=PlaceholderRange(offset=item.offset, length=item.length))
         for item in prompt.media
     ]
-    pruner = MultiModalPruner(
+    pruner = pruner_class(
         StubModel(),  # type: ignore[arg-type]
         rope_state,  # type: ignore[arg-type]
         SimpleNamespace(mm_features={"r": features}),  # type: ignore[arg-type]
@@ -319,6 +327,66 @@ def test_v2_runner_pruner_settles_the_same_positions(
         assert placed == [list(place) for place in prompt.expected[start:stop]]
         assert rope_state.delta == delta
         start = stop
+
+
+def placer_on_device(num_features: int, length: int) -> tuple[PositionPlacer, Any]:
+    """A placer whose positions are on a device that nobody can read: its tensors have no data."""
+    positions = torch.empty(3, length, dtype=torch.int32, device="meta")
+    rope_state = SimpleNamespace(read_prefill_positions=lambda index, length: positions)
+    features = [
+        SimpleNamespace(mm_position=PlaceholderRange(offset=1 + 5 * n, length=4))
+        for n in range(num_features)
+    ]
+    placer = PositionPlacer(
+        None,  # type: ignore[arg-type]
+        rope_state,  # type: ignore[arg-type]
+        SimpleNamespace(mm_features={"r": features}),  # type: ignore[arg-type]
+        WIDTH,
+    )
+    batch = SimpleNamespace(
+        idx_mapping_np=np.array([0]),
+        prefill_len_np=np.array([length]),
+        num_computed_prefill_tokens_np=np.array([0]),
+        num_scheduled_tokens=np.array([length]),
+        req_ids=["r"],
+    )
+    return placer, batch
+
+
+def test_v2_runner_waits_for_no_device_when_it_places_kept_tokens() -> None:
+    placer, batch = placer_on_device(2, 12)
+    embeddings = [
+        torch.empty(4, WIDTH + NUM_COLUMNS, device="meta"),
+        torch.empty(4, WIDTH, device="meta"),
+    ]
+    clean = placer.recompute(embeddings, batch, None)
+    assert [rows.shape for rows in clean] == [(4, WIDTH), (4, WIDTH)]
+
+
+def test_v2_runner_does_nothing_for_unpruned_items() -> None:
+    placer, batch = placer_on_device(1, 12)
+    placer.rope_state.read_prefill_positions = None  # type: ignore[method-assign, assignment]
+    embeddings = [torch.empty(4, WIDTH, device="meta")]
+    assert placer.recompute(embeddings, batch, None) is embeddings
+
+
+def test_v2_runner_takes_the_state_of_a_pruned_model() -> None:
+    model = object.__new__(PruningQwenVL)
+    model.__dict__["_modules"] = {}
+    assert resolve_model_state_cls(None, model) is PruningModelState  # type: ignore[arg-type]
+    built = SimpleNamespace(row_width=3 * WIDTH)
+    stock = SimpleNamespace(model=built, rope_state=2, encoder_cache=3, inputs_embeds_size=WIDTH)
+
+    def stock_init(state: Any, *args: Any) -> None:
+        state.mm_pruner = stock
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(DefaultModelState, "__init__", stock_init)
+        pruner = PruningModelState(None).mm_pruner
+    assert isinstance(pruner, PositionPlacer)
+    held: Any = pruner
+    assert (held.model, held.rope_state, held.encoder_cache) == (built, 2, 3)
+    assert held.inputs_embeds_size == 3 * WIDTH
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
