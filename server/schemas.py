@@ -243,6 +243,7 @@ class ImageExplanation(BaseModel):
     index: int = Field(description="Which image of the request, counted from 0.")
     tile: int = Field(description="Which tile of the image, counted from 0.")
     grid: tuple[int, int] = Field(description="Rows and columns of visual tokens.")
+    frames: int = Field(description="Frames of a video, one below the other in the grid.")
     num_tokens: int
     kept: list[int] = Field(description="Tokens that were kept, ascending.")
     groups: list[int] | None = Field(description="Group of each kept token; -1 for none.")

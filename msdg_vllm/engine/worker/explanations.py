@@ -34,6 +34,7 @@ class TileExplanation:
         sinks: `(N,)`, True for sinks; None for a method without a sink filter.
         scores: Score of each token, `(N,)`; None for a method that does not score.
         picture: What the encoder saw, `(H, W, 3)` uint8; None if it cannot be shown.
+        frames: Frames of a video, which stand below each other in the grid; 1 for an image.
     """
 
     item: int
@@ -44,6 +45,7 @@ class TileExplanation:
     sinks: torch.Tensor | None = None
     scores: torch.Tensor | None = None
     picture: torch.Tensor | None = None
+    frames: int = 1
 
     def to_host(self) -> TileExplanation:
         """Start copying the tensors to the host; the copies must not be read before a sync."""
@@ -68,6 +70,7 @@ class TileExplanation:
             "index": self.item,
             "tile": self.tile,
             "grid": [rows, columns],
+            "frames": self.frames,
             "num_tokens": rows * columns,
             "kept": kept.tolist(),
             "groups": None if self.groups is None else self.groups[kept].tolist(),
@@ -86,8 +89,8 @@ class TileExplanation:
         return data
 
     def _tensors(self) -> dict[str, Any]:
-        tensors = {name: getattr(self, name) for name in self.__slots__[3:]}
-        return {name: tensor for name, tensor in tensors.items() if tensor is not None}
+        values = {name: getattr(self, name) for name in self.__slots__}
+        return {name: value for name, value in values.items() if isinstance(value, torch.Tensor)}
 
 
 def picture_of(

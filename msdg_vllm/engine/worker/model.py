@@ -217,6 +217,7 @@ class PruningModel:
                     item=spec.item,
                     tile=tile,
                     grid=layout.tile_grid,
+                    frames=len(layout.grids) if layout.num_tiles == 1 else 1,
                     kept=kept[tile],
                     groups=of_tile(selection.groups, tile),
                     sinks=of_tile(selection.sinks, tile),

@@ -98,7 +98,8 @@ async function compare(event) {
       $("busy").textContent = `Asking ${index + 1} of ${columns.length}`;
       const method = methods[index - 1];
       const wishes = index ? fields(method) : { retention: 1 };
-      const explained = index ? { ...wishes, pruning: { ...wishes.pruning, explain: true } } : wishes;
+      const isExplained = index && server.limits.explain;
+      const explained = isExplained ? { ...wishes, pruning: { ...wishes.pruning, explain: true } } : wishes;
       column.show(layer);
       await withKey(() => column.run(body(explained), { ...options, layer }));
     }

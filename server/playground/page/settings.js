@@ -38,7 +38,7 @@ export function start(server, onChange) {
   const picked = (asked.get("methods") ?? server.default_method).split(",");
   choices(methods, "checkbox", server.methods.map((name) => [name, name]),
     (name) => picked.includes(name), changed);
-  document.getElementById("cap-label").hidden = !("max_visual_tokens" in server);
+  document.getElementById("cap-label").hidden = !("max_visual_tokens" in server.limits);
   if (/^[1-9]\d*$/.test(asked.get("cap") ?? "")) cap.value = asked.get("cap");
   if (asked.get("question")) question.value = asked.get("question");
   form.addEventListener("input", changed);

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 
 from msdg_vllm.calibration.images import find_images, num_near_duplicates
@@ -119,10 +117,9 @@ def test_without_masks_a_collapsed_softmax_turns_saliency_off(
     assert quiet.profile.provenance["validated_by_masks"] is False
 
 
-def test_masks_may_scale_u_down(photos: list[Path], tmp_path: Path) -> None:
+def test_updates_that_collapse_the_softmax_are_seen(photos: list[Path], tmp_path: Path) -> None:
     loud = SyntheticTower(gain=EARLY, norms=[1.0, 1.0, *[40.0] * 3, *[1.0] * 7])
     found = run(loud, photos, tmp_path / "work")
-    assert found.profile.saliency_scale == 1 or found.profile.saliency_scale < 0.05
     assert found.checks.effective_groups < 10
 
 
@@ -136,22 +133,6 @@ def test_what_speaks_against_a_calibration_is_said(photos: list[Path], tmp_path:
     assert "Attention spans the image only in layers 2, 5" in said
     doubled = run(SyntheticTower(gain=EARLY), photos[:20] + photos[:4], tmp_path / "twice")
     assert any("images look like another" in warning for warning in doubled.warnings)
-
-
-def test_position_that_explains_u_is_said(photos: list[Path], tmp_path: Path) -> None:
-    class Framed(SyntheticTower):
-        def encode(self, image: Image.Image) -> object:  # type: ignore[override]
-            encoded = super().encode(image)
-            column = np.tile(np.linspace(0, 3, 12), 12)
-            states = [
-                s + torch.from_numpy(n * column[:, None] * 0.2)
-                for n, s in enumerate(encoded.states)
-            ]
-            return replace(encoded, states=[s.float() for s in states])
-
-    found = run(Framed(), photos, tmp_path / "work")
-    if found.window.chosen is not None:
-        assert any("Position alone explains" in warning for warning in found.warnings)
 
 
 def test_too_few_images_or_masks_are_refused(photos: list[Path], tmp_path: Path) -> None:
