@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import msdg_vllm
 from msdg_vllm import console
+from msdg_vllm.settings import Settings
 
 if TYPE_CHECKING:
     from server.description import PruningDescription
@@ -75,9 +76,12 @@ def _lines(description: PruningDescription, config: Any, options: Namespace) -> 
         "default retention": f"{retention:g}" + (" (no pruning)" if retention == 1 else ""),
         "KV cache": f"{(cache.num_gpu_blocks or 0) * cache.block_size:,} tokens",
         "address": f"{address}/v1",
+        "playground": f"{address}/playground",
         "metrics, docs": f"{address}/metrics"
         + ("" if options.disable_fastapi_docs else f"  {address}/docs"),
     }
+    if options.disable_fastapi_docs or not Settings.from_environment().playground:
+        del lines["playground"]
     return [
         *(f"  {name + ':':18} {value}" for name, value in lines.items()),
         "",

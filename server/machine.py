@@ -6,9 +6,11 @@ Only where vLLM runs on a CPU, and only what the operator left open.
 from __future__ import annotations
 
 import argparse
+import atexit
 import os
 import shutil
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Mapping, MutableMapping
 from pathlib import Path
 
 from msdg_vllm.core.errors import SettingsError
@@ -32,13 +34,14 @@ def unsaid() -> argparse.Namespace:
 def fit_machine(
     options: argparse.Namespace,
     parser: argparse.ArgumentParser,
-    environment: Mapping[str, str] = os.environ,
+    environment: MutableMapping[str, str] = os.environ,
 ) -> None:
     """Decide what the operator left open in `options`: compilation and memory."""
     from vllm.platforms import current_platform
 
     model = options.model_tag or options.model
     if current_platform.is_cpu():
+        preload_past_spaces(environment)
         weights = weight_bytes(model)
         small = weights is not None and weights < SMALL_MODEL_BYTES
         _decide_compilation(options, small, has_compiler(environment))
@@ -48,6 +51,23 @@ def fit_machine(
     for name in _DECIDED:
         if getattr(options, name) is None:
             setattr(options, name, parser.get_default(name))
+
+
+def preload_past_spaces(environment: MutableMapping[str, str]) -> None:
+    """Name torch's OpenMP library by a path without spaces, at which LD_PRELOAD would be split.
+
+    vLLM preloads the library in its processes, unless the variable names one already.
+    """
+    import torch
+
+    library = next(Path(torch.__file__).parent.glob("lib/libgomp*.so*"), None)
+    if library is None or " " not in str(library) or "gomp" in environment.get("LD_PRELOAD", ""):
+        return
+    folder = Path(tempfile.mkdtemp(prefix="msdg-vllm-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    link = folder / library.name
+    link.symlink_to(library)
+    environment["LD_PRELOAD"] = ":".join(filter(None, [environment.get("LD_PRELOAD"), str(link)]))
 
 
 def has_compiler(environment: Mapping[str, str] = os.environ) -> bool:

@@ -10,6 +10,7 @@ from vllm.platforms import current_platform
 from vllm.utils import cpu_resource_utils
 from vllm.utils.cpu_resource_utils import MemoryNodeInfo
 
+from server import machine
 from server.launcher import make_parser
 from server.machine import GIB, fit_machine, has_compiler, unsaid, weight_bytes
 
@@ -139,3 +140,22 @@ def test_a_folder_without_weights_is_of_unknown_size(tmp_path: Path) -> None:
 def _pretend_memory(monkeypatch: pytest.MonkeyPatch, total: float, available: float) -> None:
     memory = MemoryNodeInfo(int(total * GIB), int(available * GIB))
     monkeypatch.setattr(cpu_resource_utils, "get_memory_node_info", lambda node: memory)
+
+
+def test_a_path_with_a_space_is_preloaded_by_another_name(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    import torch
+
+    library = tmp_path / "a clone" / "torch" / "lib" / "libgomp.so.1"
+    library.parent.mkdir(parents=True)
+    library.touch()
+    monkeypatch.setattr(torch, "__file__", str(library.parents[1] / "__init__.py"))
+    environment = {"LD_PRELOAD": "libother.so"}
+    machine.preload_past_spaces(environment)
+    other, link = environment["LD_PRELOAD"].split(":")
+    assert other == "libother.so"
+    assert " " not in link
+    assert Path(link).resolve() == library
+    machine.preload_past_spaces(environment)
+    assert environment["LD_PRELOAD"] == f"{other}:{link}"
