@@ -17,6 +17,7 @@ DOCUMENTS = sorted(
 
 _BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 _INLINE = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
+_CONTINUED = re.compile(r"\\\n\s*")
 _INDENTED = re.compile(r"^    (\S.*)$", re.MULTILINE)
 
 
@@ -28,7 +29,7 @@ def blocks(path: Path, *languages: str) -> list[str]:
 def commands(path: Path) -> Iterator[str]:
     """Yield the lines of a document that a reader may type: in shell blocks, indented, in ticks."""
     for block in blocks(path, "bash", "sh", "console"):
-        yield from block.replace("\\\n", " ").splitlines()
-    prose = _BLOCK.sub("", path.read_text())
+        yield from _CONTINUED.sub(" ", block).splitlines()
+    prose = _CONTINUED.sub(" ", _BLOCK.sub("", path.read_text()))
     yield from _INDENTED.findall(prose)
     yield from _INLINE.findall(prose)

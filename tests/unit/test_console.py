@@ -104,6 +104,8 @@ def test_the_first_failure_of_a_start_is_noted_and_later_ones_are_not(
 def test_the_configuration_is_one_that_python_takes(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # vLLM, once imported, names its process in every record; a line without a name is meant here.
+    monkeypatch.setattr(logging, "_logRecordFactory", logging.LogRecord)
     configuration = json.loads(console.CONFIGURATION.read_text())
     # Under names of their own: vLLM's loggers are those of the whole session.
     configuration["loggers"] = {
