@@ -52,6 +52,8 @@ class _PrivateLoad:
     def locked(self) -> Iterator[Load]:
         yield self._load
 
+    locked_if_free = locked
+
 
 def simulate(
     costs: Costs,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections import deque
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -13,12 +14,12 @@ from server.adaptive.costs import Costs, learn
 from server.adaptive.state import (
     MAX_PROCESSES,
     NUM_MEASURED,
-    NUM_STICKY,
     NUM_TERMS,
     Load,
     Measurement,
     Slot,
-    Sticky,
+    remember,
+    remembered,
 )
 
 _LADDER = (1.0, 0.75, 0.5, 0.333, 0.222, 0.167, 0.111, 0.083, 0.056, 0.04, 0.028, 0.02, 0.01)
@@ -30,7 +31,6 @@ _MARGIN = 0.85  # a rung that takes less than this share of what is allowed may 
 _QUEUE_SHARE = 0.5
 _QUANTILE = 0.95
 _ENOUGH_MEASURED = 8  # before that, a quantile says nothing
-_STICKY_PROBES = 8
 
 REASONS = ("level", "burst", "sticky", "floor")
 """Why an image got its retention: the level of the server, this moment's queue, what the image had
@@ -42,13 +42,23 @@ class LockedLoad(Protocol):
 
     def locked(self) -> AbstractContextManager[Load]: ...
 
+    def locked_if_free(self) -> AbstractContextManager[Load | None]: ...
+
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """An image whose retention is open: who it is without its budget, and its tokens."""
+    """An image whose retention is open: who it is without its budget, and its tokens.
+
+    `most` is how many of them are kept at most, whatever the retention.
+    """
 
     identity: int
     num_tokens: int
+    most: float = math.inf
+
+    def num_kept(self, retention: float) -> float:
+        """Return how many tokens are kept at a retention, before rounding."""
+        return min(self.num_tokens * retention, self.most)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,14 +130,16 @@ class Controller:
         self._horizon = max(4 * target, 2.0)
         self._sticky_seconds = max(60.0, 30 * target)
         self._pid = os.getpid()
+        self._abandoned: deque[Reservation] = deque()
 
     def arrive(self, arrival: Arrival, now: float) -> Decision:
         """Decide about a request, and count it as waiting until its reservation is closed."""
         with self._load.locked() as load:
+            self._release_abandoned(load)
             self._fade(load, now)
             costs = Costs(load)
             fixed, encoder = arrival.fixed_tokens, arrival.encoder_tokens
-            prunable = sum(image.num_tokens for image in arrival.images)
+            prunable = sum(image.num_kept(1.0) for image in arrival.images)
             load.fixed += costs.seconds(1, fixed, encoder)
             load.prunable += costs.seconds(0, prunable, 0)
             level = self._move_level(load, now)
@@ -135,21 +147,20 @@ class Controller:
             wait = self._wait(load, costs, now)
             rung = level
             while rung < len(self.rungs) - 1:
-                service = costs.seconds(1, fixed + prunable * self.rungs[rung], encoder)
+                kept = sum(image.num_kept(self.rungs[rung]) for image in arrival.images)
+                service = costs.seconds(1, fixed + kept, encoder)
                 if wait / _QUEUE_SHARE + service + lateness <= self.target:
                     break
                 rung += 1
             retentions, reasons = [], []
             for image in arrival.images:
-                before = self._remembered(load, image.identity, now)
+                before = remembered(load, image.identity, now - self._sticky_seconds)
                 retention = self.rungs[rung] if before is None else before
-                self._remember(load, image.identity, retention, now)
+                remember(load, image.identity, retention, now)
                 retentions.append(retention)
                 reasons.append("sticky" if before is not None else self._reason(rung, level))
-            kept = sum(
-                image.num_tokens * retention
-                for image, retention in zip(arrival.images, retentions, strict=True)
-            )
+            given = zip(arrival.images, retentions, strict=True)
+            kept = sum(image.num_kept(retention) for image, retention in given)
             work = (1.0, fixed + kept, float(encoder))
             self._add(load, work, 1)
             predicted = wait + costs.seconds(*work)
@@ -174,13 +185,23 @@ class Controller:
     def release(self, reservation: Reservation) -> None:
         """Give up waiting: the request failed, or its client went away."""
         if reservation.is_open:
-            reservation.is_open = False
             with self._load.locked() as load:
-                self._add(load, reservation.work, -1)
+                self._close(load, reservation)
+
+    def abandon(self, reservation: Reservation) -> None:
+        """Release what was forgotten; may be called in the middle of any other call.
+
+        The garbage collector does that: a call that it interrupts may hold the load.
+        """
+        self._abandoned.append(reservation)
+        with self._load.locked_if_free() as load:
+            if load is not None:
+                self._release_abandoned(load)
 
     def status(self, now: float) -> Status:
         """Look at the load without changing what is decided."""
         with self._load.locked() as load:
+            self._release_abandoned(load)
             self._fade(load, now)
             level = self._move_level(load, now)
             recent = self._recent(load, now)
@@ -279,6 +300,15 @@ class Controller:
         for term in range(NUM_TERMS):
             slot.work[term] = max(slot.work[term] + sign * work[term], 0.0)
 
+    def _release_abandoned(self, load: Load) -> None:
+        while self._abandoned:
+            self._close(load, self._abandoned.popleft())
+
+    def _close(self, load: Load, reservation: Reservation) -> None:
+        if reservation.is_open:
+            reservation.is_open = False
+            self._add(load, reservation.work, -1)
+
     def _slot(self, load: Load) -> Slot:
         for slot in load.slots:
             if slot.pid in (self._pid, 0):
@@ -295,22 +325,6 @@ class Controller:
             if slot.pid and slot.pid != self._pid and not _is_alive(slot.pid):
                 slot.pid, slot.work[:] = 0, [0.0] * NUM_TERMS
 
-    def _remembered(self, load: Load, identity: int, now: float) -> float | None:
-        for entry in self._places(load, identity):
-            if entry.identity == identity and now - entry.used < self._sticky_seconds:
-                return float(entry.retention)
-        return None
-
-    def _remember(self, load: Load, identity: int, retention: float, now: float) -> None:
-        places = self._places(load, identity)
-        own = [entry for entry in places if entry.identity == identity]
-        entry = own[0] if own else min(places, key=lambda place: place.used)
-        entry.identity, entry.retention, entry.used = identity, retention, now
-
-    @staticmethod
-    def _places(load: Load, identity: int) -> list[Sticky]:
-        return [load.sticky[(identity + probe) % NUM_STICKY] for probe in range(_STICKY_PROBES)]
-
 
 def _quantile(values: Sequence[float]) -> float:
     if not values:
@@ -324,5 +338,5 @@ def _is_alive(pid: int) -> bool:
     except ProcessLookupError:
         return False
     except PermissionError:
-        return True
+        pass
     return True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import time
 import weakref
@@ -36,7 +37,7 @@ class Ticket:
     def __init__(self, controller: Controller, decision: Decision) -> None:
         self.decision = decision
         # A prompt that is only counted, or that fails on its way, is simply forgotten.
-        self._finalizer = weakref.finalize(self, controller.release, decision.reservation)
+        self._finalizer = weakref.finalize(self, controller.abandon, decision.reservation)
 
 
 class TargetKeeper:
@@ -52,7 +53,14 @@ class TargetKeeper:
         self, items: Sequence[OpenItem], fixed_tokens: int, encoder_tokens: int
     ) -> tuple[Sequence[float], Ticket]:
         """Return a retention for each item, and the ticket of their request."""
-        images = [Image(_number(item.identity), item.num_tokens) for item in items]
+        images = [
+            Image(
+                _number(item.identity),
+                item.num_tokens,
+                math.inf if item.most is None else item.most,
+            )
+            for item in items
+        ]
         ticket = self._arrive(Arrival(fixed_tokens, encoder_tokens, images))
         self._metrics.count(ticket.decision)
         return ticket.decision.retentions, ticket

@@ -21,6 +21,7 @@ LOAD_FILE_VARIABLE = "MSDG_LOAD_FILE"
 MAX_PROCESSES = 64
 NUM_MEASURED = 128
 NUM_STICKY = 4096
+_STICKY_PROBES = 8
 
 
 Doubles = ctypes.Array[ctypes.c_double]
@@ -118,6 +119,26 @@ class Load(ctypes.Structure):
     ]
 
 
+def remembered(load: Load, identity: int, since: float) -> float | None:
+    """Return the retention that an image was given, if it was asked for `since` a time."""
+    for entry in _places(load, identity):
+        if entry.identity == identity and entry.used > since:
+            return float(entry.retention)
+    return None
+
+
+def remember(load: Load, identity: int, retention: float, now: float) -> None:
+    """Note what an image was given, in the place of the one that was idle longest."""
+    places = _places(load, identity)
+    own = [entry for entry in places if entry.identity == identity]
+    entry = own[0] if own else min(places, key=lambda place: place.used)
+    entry.identity, entry.retention, entry.used = identity, retention, now
+
+
+def _places(load: Load, identity: int) -> list[Sticky]:
+    return [load.sticky[(identity + probe) % NUM_STICKY] for probe in range(_STICKY_PROBES)]
+
+
 class SharedLoad:
     """A `Load` that every process sees which opens the same file, one at a time."""
 
@@ -141,8 +162,22 @@ class SharedLoad:
     def locked(self) -> Iterator[Load]:
         """Hold the state; the system lets go of it for a process that dies."""
         with self._threads:
-            fcntl.lockf(self._file, fcntl.LOCK_EX)
-            try:
-                yield self._load
-            finally:
-                fcntl.lockf(self._file, fcntl.LOCK_UN)
+            yield from self._held()
+
+    @contextmanager
+    def locked_if_free(self) -> Iterator[Load | None]:
+        """Hold the state unless this process holds it already; None then."""
+        if not self._threads.acquire(blocking=False):
+            yield None
+            return
+        try:
+            yield from self._held()
+        finally:
+            self._threads.release()
+
+    def _held(self) -> Iterator[Load]:
+        fcntl.lockf(self._file, fcntl.LOCK_EX)
+        try:
+            yield self._load
+        finally:
+            fcntl.lockf(self._file, fcntl.LOCK_UN)

@@ -16,10 +16,14 @@ BudgetAt = Callable[[float], int]
 
 @dataclass(frozen=True, slots=True)
 class OpenItem:
-    """An item whose retention the server decides: who it is without its budget, and its tokens."""
+    """An item whose retention the server decides: who it is without its budget, and its tokens.
+
+    `most` is how many of them it may keep at any retention; None for no such number.
+    """
 
     identity: str
     num_tokens: int
+    most: int | None = None
 
 
 class Chooser(Protocol):
@@ -73,7 +77,9 @@ class Budgeting:
         if most is None or most >= budget:
             return budget
         floor = self.settings.min_retention
-        if floor is not None and most < (least := budget_at(floor)):
+        # The operator's own count is no wish of a client.
+        is_asked = item.max_visual_tokens or request.max_visual_tokens
+        if is_asked and floor is not None and most < (least := budget_at(floor)):
             raise RequestError(
                 f"{MAX_VISUAL_TOKENS} {most} keeps less of an image than the fraction {floor} that "
                 f"this server allows at least; send {least} or more for this image",

@@ -149,14 +149,17 @@ class Specifier:
         for modality, items, index in places:
             num_tokens = self._processor.num_visual_tokens(items, modality, index, kwargs)
             total += num_tokens
-            retention = self._budgeting.retention_of(turns.item(modality, index), request)
+            turn = turns.item(modality, index)
+            most = self._budgeting.most(turn, request)
+            retention = self._budgeting.retention_of(turn, request)
             if retention is not None:
-                fixed += num_kept_tokens(num_tokens, retention)
+                kept = num_kept_tokens(num_tokens, retention)
+                fixed += kept if most is None else min(kept, most)
                 continue
             query = self._query(request, turns, modality, index)
             content = content_number(items.get(index))
             identity = repr((content, query, request.method, request.scope))
-            open_items[modality, index] = OpenItem(identity, num_tokens)
+            open_items[modality, index] = OpenItem(identity, num_tokens, most)
         retentions, reservation = chooser.choose(list(open_items.values()), fixed, total)
         return dict(zip(open_items, retentions, strict=True)), reservation
 

@@ -46,6 +46,11 @@ def test_the_servers_count_is_a_default() -> None:
     assert budget(PruningRequest(max_visual_tokens=300), settings=settings) == 300
 
 
+def test_a_servers_own_count_below_its_floor_refuses_nobody() -> None:
+    settings = Settings(max_visual_tokens=100, min_retention=0.222)
+    assert budget(PruningRequest(), settings=settings) == 100
+
+
 def test_asking_for_less_than_the_floor_is_refused_with_its_name() -> None:
     settings = Settings(min_retention=0.222)
     with pytest.raises(RequestError, match=r"retention 0.1 is below .* send 0.222 or more"):

@@ -23,6 +23,8 @@ class PrivateLoad:
     def locked(self) -> Iterator[Load]:
         yield self.load
 
+    locked_if_free = locked
+
 
 def service_seconds(tokens: float, encoder_tokens: float) -> float:
     return 0.004 + 36e-6 * tokens + 9e-6 * encoder_tokens

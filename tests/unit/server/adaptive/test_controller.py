@@ -103,6 +103,15 @@ def test_every_image_of_a_request_gets_the_same_level() -> None:
     assert len(set(decision.retentions)) == 1
 
 
+def test_an_image_costs_no_more_than_the_count_it_may_keep() -> None:
+    controller = make_controller()
+    free, few = (
+        controller.arrive(Arrival(0, 0, [Image(1, IMAGE_TOKENS, most)]), 0.0).reservation
+        for most in (float("inf"), 100)
+    )
+    assert (free.work[1], few.work[1]) == (IMAGE_TOKENS, 100)
+
+
 def test_a_burst_is_met_before_the_level_moves() -> None:
     controller = make_controller()
     serve(controller, ((0.3, 60.0),))

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -59,3 +60,20 @@ def test_an_image_is_remembered_across_processes(path: Path) -> None:
     second = make_controller(path).arrive(Arrival(10, 2880, image), 2.0)
     assert second.retentions == first.retentions
     assert second.reasons == ["sticky"]
+
+
+def test_what_is_forgotten_while_the_load_is_held_is_released_later(path: Path) -> None:
+    load = SharedLoad(path)
+    controller = Controller(load, target=1.0, floor=0.111, ceiling=1.0)
+    decision = controller.arrive(Arrival(1000), 1.0)
+
+    def forget() -> None:
+        # As when the garbage collector runs in the middle of another call.
+        with load.locked():
+            controller.abandon(decision.reservation)
+
+    forgetting = threading.Thread(target=forget, daemon=True)
+    forgetting.start()
+    forgetting.join(timeout=10)
+    assert not forgetting.is_alive(), "it waits for itself"
+    assert controller.status(1.0).backlog_seconds == 0
