@@ -19,13 +19,14 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 from benchmarks.load.html_report import write_report
 from benchmarks.load.outcomes import Outcome, plot, table
-from benchmarks.load.shapes import SHAPES, arrival_times
+from benchmarks.load.shapes import SHAPES, arrival_times, overload_end
 from benchmarks.load.simulation import COSTS, simulate
-from benchmarks.load.target import measure_rate, send
+from benchmarks.load.target import measure_rate, send, watch_recovery
 from benchmarks.serving import midsize
 from benchmarks.shared.client import Client, ServerError
 from benchmarks.shared.provenance import ROOT, RUNS, provenance
@@ -124,10 +125,19 @@ def hold_target(arguments: argparse.Namespace) -> int:
         times = arrival_times(arguments.shape, rate, arguments.seconds, arguments.seed)
         print(f"==> {rate:.2f} unpruned requests a second; {len(times)} requests each", flush=True)
         results: dict[str, list[Outcome]] = {}
+        facts: dict[str, object] = {"unpruned_requests_per_second": rate}
+        end = overload_end(arguments.shape, arguments.seconds)
         for number, (policy, retention) in enumerate(_policies(arguments)):
             print(f"==> {policy}", flush=True)
-            results[policy] = send(client, model, times, retention, number * len(times))
-    return _report_target(arguments, results, {"unpruned_requests_per_second": rate})
+            load = partial(send, client, model, times, retention, number * len(times))
+            if retention is not None or end is None:
+                results[policy] = load()
+                continue
+            results[policy], recovery = watch_recovery(client, load, end)
+            facts["recovery_seconds"] = recovery
+            said = "not within 30 targets" if recovery is None else f"after {recovery:.0f} s"
+            print(f"==> Back at the ceiling {said} of the end of the overload", flush=True)
+    return _report_target(arguments, results, facts)
 
 
 def simulate_target(arguments: argparse.Namespace) -> int:

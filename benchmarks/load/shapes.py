@@ -30,3 +30,13 @@ def arrival_times(shape: str, rate: float, seconds: float, seed: int = 0) -> lis
         while (now := now + chance.expovariate(load * rate)) < end:
             times.append(now)
     return times
+
+
+def overload_end(shape: str, seconds: float) -> float | None:
+    """Return when the last phase ends that unpruned requests overload; None without such a one."""
+    ends, end = [], 0.0
+    for load, share in SHAPES[shape]:
+        end += share * seconds
+        if load > 1:
+            ends.append(end)
+    return ends[-1] if ends else None

@@ -1,8 +1,10 @@
 """Whether the server holds its target: one load, sent with a retention or left to the server."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from threading import Event
+from typing import TypeVar
 
 from benchmarks.load.outcomes import Outcome
 from benchmarks.shared.client import Client, ServerError
@@ -12,6 +14,10 @@ _QUESTION = "What is in the picture?"
 _OUTPUT_TOKENS = 4
 _NUM_WARM_UP = 4
 _MAX_WAITING = 256
+_TARGETS_TO_RECOVER = 30
+_SECONDS_BETWEEN_LOOKS = 1.0
+
+Result = TypeVar("Result")
 
 
 def measure_rate(client: Client, model: str, requests: int = 8) -> float:
@@ -51,6 +57,45 @@ def send(
 
     with ThreadPoolExecutor(min(len(times), _MAX_WAITING)) as pool:
         return list(pool.map(ask, range(len(times))))
+
+
+def watch_recovery(
+    client: Client, work: Callable[[], Result], overload_end: float
+) -> tuple[Result, float | None]:
+    """Do some work, and see how long after an overload the server is back at its ceiling.
+
+    Args:
+        client: The server.
+        work: Sends the load.
+        overload_end: Seconds after the start of the work.
+
+    Returns:
+        What the work returned, and the seconds; None if 30 targets were not enough.
+    """
+    start = time.perf_counter()
+    is_sent = Event()
+
+    def watch() -> float | None:
+        back: float | None = None
+        while True:
+            adaptive = client.description()["adaptive"]
+            after = time.perf_counter() - start - overload_end
+            if after > 0 and adaptive["level"] >= adaptive["ceiling"]:
+                back = after if back is None else back
+            else:
+                back = None
+            is_late = after > _TARGETS_TO_RECOVER * adaptive["target_seconds"]
+            if is_sent.is_set() and (back is not None or is_late):
+                return back
+            time.sleep(_SECONDS_BETWEEN_LOOKS)
+
+    with ThreadPoolExecutor(1) as pool:
+        watched = pool.submit(watch)
+        try:
+            result = work()
+        finally:
+            is_sent.set()
+        return result, watched.result()
 
 
 def _body(model: str, number: int, retention: float | None) -> dict[str, object]:
