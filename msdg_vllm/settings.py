@@ -76,6 +76,16 @@ def _megabytes(text: str) -> int:
     return int(text)
 
 
+def _gibibytes(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < float("inf"):
+        raise ValueError(f"must be a number of gibibytes, at least 0, got {text!r}")
+    return value
+
+
 def _switch(text: str) -> bool:
     if text not in ("0", "1"):
         raise ValueError(f"must be 1 for on or 0 for off, got {text!r}")
@@ -198,6 +208,15 @@ class Settings:
             "the default and down to --min-retention (0.111 if there is none), that keeps it.",
             "SECONDS",
             default="none",
+        ),
+    )
+    image_store_gib: float = _setting(
+        2.0,
+        Setting(
+            _gibibytes,
+            "Host memory of each worker for images that the encoder has seen, so that the next "
+            "question about one does not encode it again; 0 keeps none.",
+            "GIBIBYTES",
         ),
     )
     explain: bool = _setting(

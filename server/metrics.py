@@ -15,7 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 from vllm.engine.protocol import EngineClient
@@ -135,10 +140,20 @@ class WorkerMetrics(Collector):
         for name, text in (
             ("encoder_runs", "Runs of the vision encoder on images to be pruned."),
             ("encoder_images", "Images to be pruned that the vision encoder ran on."),
+            ("image_store_hits", "Images to be pruned that the image store had."),
+            ("image_store_misses", "Images to be pruned that the image store had not."),
+            ("image_store_evictions", "Images that made room in the image store."),
         ):
             counter = CounterMetricFamily(f"msdg_{name}", text, labels=["model_name"])
             counter.add_metric([self._model_name], sum(total[name] for total in self._totals))
             yield counter
+        held = GaugeMetricFamily(
+            "msdg_image_store_bytes", "Memory that images take in the store.", labels=["model_name"]
+        )
+        held.add_metric(
+            [self._model_name], sum(total["image_store_bytes"] for total in self._totals)
+        )
+        yield held
         seconds = HistogramMetricFamily(
             "msdg_selection_seconds",
             "Time to analyse images that were encoded together and to select their tokens.",

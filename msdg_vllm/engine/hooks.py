@@ -30,6 +30,8 @@ TABLE = """\
 | `renderers.hf:HfRenderer.render_messages_async(self, messages, params)` | override | `engine/api/renderer.py` | the same, for a server |
 | `renderers.base:BaseRenderer._apply_prompt_extras(self, prompts, prompt_extras)` | override | `engine/api/renderer.py` | extras replace `mm_processor_kwargs` as a whole, so the wishes join them afterwards |
 | `renderers.base:BaseRenderer._process_multimodal(self, prompt, mm_data, mm_uuids, mm_processor_kwargs, ...)` | override | `engine/api/renderer.py` | a stock processor refuses wishes instead of ignoring them |
+| `renderers.base:BaseRenderer._process_tokens(self, prompt, skip_mm_cache)` | override | `engine/api/renderer.py` | a processor learns the `cache_salt` that parts users |
+| `renderers.base:BaseRenderer._process_tokens_async(self, prompt, skip_mm_cache)` | override | `engine/api/renderer.py` | the same |
 | `renderers.params:ChatParams.mm_processor_kwargs` | set | `server/rendering.py` | carries the wishes of a request behind the check of its own kwargs |
 | `multimodal.processing.processor:BaseMultiModalProcessor.apply(self, inputs, timing_ctx)` | override | `engine/api/processor.py` | wishes become budgets before anything is hashed |
 | `multimodal.processing.processor:BaseMultiModalProcessor.get_dummy_inputs(self, ...)` | override | `engine/api/processor.py` | memory is profiled by the way of a pruned image |
@@ -38,6 +40,7 @@ TABLE = """\
 | `multimodal.processing.processor:BaseMultiModalProcessor._apply_hf_processor_main(self, mm_items, hf_kwargs)` | override | `engine/api/processor.py` | the Hugging Face processor is cached by its kwargs and must not see ours; adds a spec to every image |
 | `multimodal.processing.processor:BaseMultiModalProcessor._get_mm_fields_config(self, hf_inputs, hf_processor_mm_kwargs)` | override | `engine/api/processor.py` | declares the field with the specs |
 | `multimodal.processing.processor:BaseMultiModalProcessor._get_prompt_updates(self, mm_items, hf_processor_mm_kwargs, out_mm_kwargs)` | override | `engine/api/processor.py` | as many placeholders as the budget |
+| `multimodal.processing.inputs:ProcessorInputs.mm_uuid_items` | set | `engine/api/processor.py` | images are known by their content, whatever a client calls them |
 | `multimodal.hasher:MultiModalHasher.hash_kwargs(cls, algorithm, **kwargs)` | call | `engine/api/processor.py` | identities are made as vLLM makes its own |
 | `multimodal.cache.lru:LruKeyReplicatedSenderCache.is_cached_item(self, mm_hash)` | override | `engine/api/delivery.py` | an image that never reached the engine is rendered again |
 | `multimodal.cache.lru:LruKeyReplicatedSenderCache.get_and_update_item(self, mm_item, mm_hash)` | override | `engine/api/delivery.py` | or travels with every request that holds it |
@@ -60,6 +63,11 @@ TABLE = """\
 | `v1.core.sched.scheduler:Scheduler.current_step` | read | `engine/scheduling.py` | who was passed over in the last step |
 | `v1.core.encoder_cache_manager:EncoderCacheManager.get_cached_num_encoder_embeds(self, request, input_id)` | call | `engine/scheduling.py` | the same |
 | `v1.worker.worker_base:WorkerBase.get_model(self)` | call | `engine/worker/rpc.py` | the methods that we add to workers answer for their model |
+| `v1.worker.gpu_model_runner:GPUModelRunner.reset_encoder_cache(self)` | wrap | `engine/worker/resets.py` | images are forgotten with vLLM's own caches, before sleep and after new weights |
+| `v1.worker.gpu_model_runner:GPUModelRunner.reset_mm_cache(self)` | wrap | `engine/worker/resets.py` | the same |
+| `v1.worker.gpu.model_runner:GPUModelRunner.reset_encoder_cache(self)` | wrap | `engine/worker/resets.py` | the same |
+| `v1.worker.gpu.model_runner:GPUModelRunner.reset_mm_cache(self)` | wrap | `engine/worker/resets.py` | the same |
+| `v1.worker.gpu_worker:Worker.finish_weight_update(self)` | wrap | `engine/worker/resets.py` | the same |
 | `model_executor.models.interfaces:SupportsMultiModal.embed_multimodal(self, **kwargs)` | override | `engine/worker/model.py` | the worker's entry: encode, select, keep |
 | `config.compilation:CompilationConfig.cudagraph_mm_encoder` | set | `engine/guards.py` | a captured graph would pass selection by |
 | `lora.layers.vocab_parallel_embedding:VocabParallelEmbeddingWithLoRA.base_layer` | read | `engine/worker/lookup.py` | queries have no place in the mapping of adapters |

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from msdg_vllm.request import METHODS, SCOPES
+
+_WORD = 2**63  # what an int64 holds without its sign
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +25,8 @@ class PruningSpec:
         seed: Identifies the content of the item, if the method draws by it; 0 otherwise.
         explanation: Key under which the worker keeps its decision; 0 keeps nothing.
         item: Which item of its request this is, if it has an explanation; 0 otherwise.
+        content: Identifies, in 126 bits, what the encoder makes of the item, and for whom: the
+            items of another `cache_salt` have others. 0: nothing of it may be kept.
     """
 
     budget: int
@@ -33,10 +37,15 @@ class PruningSpec:
     seed: int = 0
     explanation: int = 0
     item: int = 0
+    content: int = 0
 
     def identity(self) -> str:
-        """Text that two specs share exactly when their images may share a cache entry."""
-        return repr(self)
+        """Text that two specs of one image share exactly when they may share a cache entry."""
+        return repr(replace(self, content=0))
+
+    def selection_identity(self) -> str:
+        """Text that two specs share exactly when the same tokens are kept of the same image."""
+        return repr(replace(self, explanation=0, item=0))
 
     def to_tensor(self) -> torch.Tensor:
         """Pack into one int64 row, the form that crosses processes."""
@@ -48,6 +57,7 @@ class PruningSpec:
             self.seed,
             self.explanation,
             self.item,
+            *divmod(self.content, _WORD),
         ]
         return torch.tensor([*header, *self.query_ids], dtype=torch.int64)
 
@@ -60,7 +70,8 @@ class PruningSpec:
     @classmethod
     def from_tensor(cls, row: torch.Tensor) -> PruningSpec:
         """Unpack a row that stayed on the host: reading it waits for no device."""
-        budget, num_tokens, method, scope, seed, explanation, item, *query_ids = row.tolist()
+        budget, num_tokens, method, scope, seed, explanation, item, *rest = row.tolist()
+        high, low, *query_ids = rest
         return cls(
             budget=budget,
             num_tokens=num_tokens,
@@ -70,6 +81,7 @@ class PruningSpec:
             seed=seed,
             explanation=explanation,
             item=item,
+            content=high * _WORD + low,
         )
 
 

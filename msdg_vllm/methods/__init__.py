@@ -18,7 +18,15 @@ The engine captures what the methods of a batch need and nothing else, has each 
 from functools import cache
 from importlib import import_module
 
-from msdg_vllm.methods.image import PADDING, Image, Question, Selection, Signals, top_tokens
+from msdg_vllm.methods.image import (
+    PADDING,
+    Image,
+    Mappable,
+    Question,
+    Selection,
+    Signals,
+    top_tokens,
+)
 from msdg_vllm.methods.method import Method
 from msdg_vllm.methods.needs import Encoder, Needs, unmet_need
 
@@ -27,6 +35,7 @@ __all__ = [
     "PADDING",
     "Encoder",
     "Image",
+    "Mappable",
     "Method",
     "Needs",
     "Question",

@@ -7,12 +7,20 @@ merge into one token are neighbours.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Protocol, Self
 
 import torch
 from torch import Tensor
 
 from msdg_vllm.core.budget import validate_count
 from msdg_vllm.methods.needs import Encoder
+
+
+class Mappable(Protocol):
+    """Something made of tensors, which can be made again of others."""
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> Self:
+        """Return it with `function` applied to each tensor, always in the same order."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import torch
 
 from msdg_vllm.core.signals import full_precision
-from msdg_vllm.methods.image import Image, Question, Selection
+from msdg_vllm.methods.image import Image, Mappable, Question, Selection
 from msdg_vllm.methods.needs import Encoder, Needs, unmet_need
 
 
@@ -28,9 +28,12 @@ class Method(ABC):
     Attributes:
         reads_profile: Whether the method reads the encoder's profile; `needs` is then called
             only for an encoder that has one.
+        keeps_findings: Whether an analysis can be parted into tokens and `findings`, which are
+            worth keeping for the next question.
     """
 
     reads_profile: ClassVar[bool] = False
+    keeps_findings: ClassVar[bool] = False
 
     def unmet_need(self, encoder: Encoder) -> str | None:
         """Say what an encoder cannot give to the method; None when it can give all."""
@@ -67,6 +70,18 @@ class Method(ABC):
             self._select(image, question)
             for image, question in zip(analyses, questions, strict=True)
         ]
+
+    def can_resume(self, encoder: Encoder) -> bool:
+        """Whether an image's tokens, and findings if there are any, are all that is needed."""
+        return self.keeps_findings or not self.needs(encoder).reads_encoder
+
+    def findings(self, analysis: Any) -> Mappable:
+        """What an analysis says beside the tokens."""
+        raise NotImplementedError
+
+    def resume(self, image: Image, findings: Any) -> Any:
+        """Return the analysis of an image of which only the tokens are left, and the findings."""
+        raise NotImplementedError
 
     @torch.no_grad()
     def _select(self, image: Image, question: Question) -> Selection:

@@ -30,6 +30,7 @@ class Msdg(Method):
     """
 
     reads_profile = True
+    keeps_findings = True
 
     def needs(self, encoder: Encoder) -> Needs:
         return Needs(states=encoder.measured.layers, query=True)
@@ -47,6 +48,12 @@ class Msdg(Method):
             valid=torch.stack([image.valid for image in images]) if has_padding else None,
         )
         return [Analyzed(signals[row], image.visual) for row, image in enumerate(images)]
+
+    def findings(self, analysis: Analyzed) -> ImageSignals:
+        return analysis.signals
+
+    def resume(self, image: Image, findings: ImageSignals) -> Analyzed:
+        return Analyzed(findings, image.visual)
 
     def select_all(
         self, analyses: Sequence[Analyzed], questions: Sequence[Question]

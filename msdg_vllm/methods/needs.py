@@ -90,6 +90,12 @@ class Needs:
         return Needs(**{field.name: union(field.name) for field in fields(self)})  # type: ignore[arg-type]
 
     @property
+    def reads_encoder(self) -> bool:
+        """Whether anything of the encoder is read but the projected tokens."""
+        layers = (*self.states, *self.attention_layers, *self.mlp_updates)
+        return self.features or bool(layers)
+
+    @property
     def attention_layers(self) -> tuple[int, ...]:
         """Layers whose queries and keys must be computed again from their input."""
         return tuple(sorted({*self.class_attention, *self.received_attention, *self.keys}))

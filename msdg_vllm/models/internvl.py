@@ -120,6 +120,13 @@ class PruningInternVLModel(PruningModel):
         signals = self._patch_signals(captured, needs, visual)
         return [encoded_images(signals, visual, layouts, pixels)]
 
+    def kept_item(
+        self, kwargs: Mapping[str, Any], modality: str, index: int, rows: torch.Tensor
+    ) -> EncodedImage:
+        start = sum(map(int, kwargs["image_num_patches"][:index]))
+        pixels = kwargs[self.pixels_name][start : start + len(rows)]
+        return EncodedImage(Signals(), rows, layout_of(len(rows), self.num_image_token), pixels)
+
     def _patch_signals(self, captured: Signals, needs: Needs, visual: torch.Tensor) -> Signals:
         """What was captured about patches, token by token: the class token comes first."""
         num_patches = visual.shape[1] * self.encoder.patches_per_token

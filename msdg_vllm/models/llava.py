@@ -23,7 +23,7 @@ from msdg_vllm.engine.api.processor import PruningProcessor
 from msdg_vllm.engine.layout import TileLayout
 from msdg_vllm.engine.worker.model import PruningModel
 from msdg_vllm.engine.worker.selection import EncodedImage, encoded_images
-from msdg_vllm.methods import Needs
+from msdg_vllm.methods import Needs, Signals
 from msdg_vllm.models import clip
 
 
@@ -39,6 +39,13 @@ class PruningLlavaProcessor(PruningProcessor, LlavaMultiModalProcessor):
 
     def placeholder_ids(self) -> Mapping[int, str]:
         return {self.info.get_hf_config().image_token_index: "image"}
+
+
+def _layout(num_patches: int) -> TileLayout:
+    side = math.isqrt(num_patches)
+    # A checkpoint that hands the class token on has one more than a square.
+    grid = (side, side) if side * side == num_patches else (1, num_patches)
+    return TileLayout.of_one_tile((grid,))
 
 
 def _build_processor(info: Any, dummy_inputs: Any) -> Any:
@@ -77,11 +84,13 @@ class PruningLlava(PruningModel, LlavaForConditionalGeneration):
         pixels = kwargs["pixel_values"]
         with clip.capture(self.vision_tower, needs) as captured:
             features: Any = self._image_pixels_to_features(self.vision_tower, pixels)
-        num_patches = features.shape[1]
-        side = math.isqrt(num_patches)
-        # A checkpoint that hands the class token on has one more than a square.
-        grid = (side, side) if side * side == num_patches else (1, num_patches)
-        layouts = [TileLayout.of_one_tile((grid,))] * len(pixels)
+        layouts = [_layout(features.shape[1])] * len(pixels)
         signals = clip.patch_signals(captured, features, needs)
         projector: Any = self.multi_modal_projector
         return [encoded_images(signals, projector(features), layouts, pixels, projector)]
+
+    def kept_item(
+        self, kwargs: Mapping[str, Any], modality: str, index: int, rows: torch.Tensor
+    ) -> EncodedImage:
+        pixels = kwargs["pixel_values"][index].unsqueeze(0)
+        return EncodedImage(Signals(), rows, _layout(rows.shape[1]), pixels)

@@ -24,7 +24,7 @@ from msdg_vllm.engine.layout import TileLayout
 from msdg_vllm.engine.spec import PruningSpec
 from msdg_vllm.engine.worker.model import PruningModel
 from msdg_vllm.engine.worker.selection import EncodedImage, encoded_images
-from msdg_vllm.methods import Needs
+from msdg_vllm.methods import Needs, Signals
 from msdg_vllm.models import clip
 
 
@@ -120,3 +120,9 @@ class PruningLlavaNext(PruningModel, LlavaNextForConditionalGeneration):
         signals = clip.patch_signals(captured, features, needs)
         projector: Any = self.multi_modal_projector
         return [encoded_images(signals, projector(features), layouts, pixels, projector)]
+
+    def kept_item(
+        self, kwargs: Mapping[str, Any], modality: str, index: int, rows: torch.Tensor
+    ) -> EncodedImage:
+        layout = self.tile_layout(kwargs, index)
+        return EncodedImage(Signals(), rows, layout, kwargs["pixel_values"][index])

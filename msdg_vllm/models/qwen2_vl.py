@@ -137,21 +137,34 @@ class PruningQwenVL(PruningModel):
             rows = self.visual(kwargs[_PIXELS[modality]], grid_thw=None, encoder_metadata=metadata)
         order = self.raster_order(metadata)
         start = 0
-        for index, (frames, height, width) in enumerate(grids):
-            merge_size = self.visual.spatial_merge_size
-            shape = (frames, height // merge_size, width // merge_size)
-            end = start + shape[0] * shape[1] * shape[2]
+        for index, shape in enumerate(map(self._merged, grids)):
+            end = start + math.prod(shape)
             places = slice(start, end) if order is None else order[start:end]
-            yield [
-                EncodedImage(
-                    signals=self._item_signals(captured, places, needs),
-                    visual=rows[None, start:end, : self.embedding_width],
-                    layout=TileLayout.of_one_tile((shape[1:],) * frames),
-                    pixels=_Patches(kwargs[_PIXELS[modality]], start, shape, merge_size),
-                    finish=self.finisher(kwargs, modality, index, shape, rows[start:end]),
-                )
-            ]
+            signals = self._item_signals(captured, places, needs)
+            image = self.kept_item(kwargs, modality, index, rows[None, start:end])
+            yield [replace(image, signals=signals)]
             start = end
+
+    def _merged(self, grid: Sequence[int]) -> tuple[int, int, int]:
+        """Frames, rows and columns of tokens of a grid of patches."""
+        frames, height, width = grid
+        merge_size = self.visual.spatial_merge_size
+        return frames, height // merge_size, width // merge_size
+
+    def kept_item(
+        self, kwargs: Mapping[str, Any], modality: str, index: int, rows: torch.Tensor
+    ) -> EncodedImage:
+        *before, shape = map(self._merged, kwargs[GRID[modality]][: index + 1].tolist())
+        start = sum(map(math.prod, before))
+        merge_size = self.visual.spatial_merge_size
+        return EncodedImage(
+            signals=Signals(),
+            visual=rows[..., : self.embedding_width],
+            layout=TileLayout.of_one_tile((shape[1:],) * shape[0]),
+            pixels=_Patches(kwargs[_PIXELS[modality]], start, shape, merge_size),
+            finish=self.finisher(kwargs, modality, index, shape, rows[0]),
+            rows=rows,
+        )
 
     def _item_signals(
         self, captured: Signals, places: slice | torch.Tensor, needs: Needs

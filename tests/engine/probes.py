@@ -30,3 +30,28 @@ def kept_tokens(model: Any, key: int) -> list[int]:
     (tile,) = model.explanations.get(key)
     kept: list[int] = tile["kept"]
     return kept
+
+
+def encoder_images(model: Any) -> int:
+    """How many images the encoder has run on to have them pruned."""
+    images: int = model.statistics.encoder_images
+    return images
+
+
+def store_counts(model: Any) -> dict[str, int]:
+    """What the image store counted."""
+    counts: dict[str, int] = model.store.snapshot()
+    return counts
+
+
+def resize_store(model: Any, max_bytes: int) -> None:
+    """Start again with a store of another size."""
+    from msdg_vllm.engine.worker.image_store import ImageStore
+
+    model.store = ImageStore(max_bytes, model.encoder)
+
+
+def explained(model: Any, key: int) -> list[dict[str, Any]]:
+    """What was decided for an explained request, tile by tile."""
+    tiles: list[dict[str, Any]] = model.explanations.get(key, with_pictures=True)
+    return tiles

@@ -29,13 +29,13 @@ def record_states(model: Any) -> None:
     model.recorded_states = []
     keep_tokens = type(model).keep_tokens
 
-    def recorded(images: Any, specs: Any, *args: Any) -> Any:
+    def recorded(images: Any, *args: Any, **kwargs: Any) -> Any:
         for image in images:
             states = image.signals.states.items()
             model.recorded_states.append(
                 {layer: state[0].numpy().copy() for layer, state in states}
             )
-        return keep_tokens(model, images, specs, *args)
+        return keep_tokens(model, images, *args, **kwargs)
 
     model.keep_tokens = recorded
 

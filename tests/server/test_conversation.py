@@ -52,14 +52,12 @@ def test_last_turn_selects_anew_for_each_question(server: Server) -> None:
     assert [a["usage"]["prompt_tokens_details"]["visual_tokens"] for a in answers] == [192] * 3
 
 
-@pytest.mark.parametrize(("mode", "encoded"), [("image-turn", 2), ("last-turn", 2), ("none", 1)])
-def test_only_without_a_query_do_two_questions_share_an_encoding(
-    server: Server, mode: str, encoded: int
-) -> None:
+@pytest.mark.parametrize("mode", ["image-turn", "last-turn", "none"])
+def test_two_questions_about_a_picture_share_an_encoding(server: Server, mode: str) -> None:
     picture = image_part(picture_of("square", 110 + len(mode)))
     before = server.metrics()
     for question in QUESTIONS[:2]:
         body = chat_body(user(question, picture), retention=0.333, pruning={"query_mode": mode})
         assert server.post("/v1/chat/completions", body).status_code == 200
     name = 'msdg_encoder_images_total{model_name="tiny-llava"}'
-    assert server.metrics()[name] - before[name] == encoded
+    assert server.metrics()[name] - before.get(name, 0) == 1

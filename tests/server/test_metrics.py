@@ -39,6 +39,7 @@ def test_requests_are_counted(server: Server) -> None:
     runs = changes.pop(f"msdg_selection_seconds_count{{{LABEL}}}")
     changes = {name: change for name, change in changes.items() if "seconds_bucket" not in name}
     assert 0 < seconds < 60
+    assert changes.pop(f"msdg_image_store_bytes{{{LABEL}}}") > 0
     assert changes.pop(f"msdg_encoder_runs_total{{{LABEL}}}") == runs
     retention = "msdg_request_retention_ratio"
     assert changes.pop(f"{retention}_sum{{{LABEL}}}") == pytest.approx(1 + 128 / 1152)
@@ -48,6 +49,7 @@ def test_requests_are_counted(server: Server) -> None:
         f'msdg_images_total{{{LABEL},pruned="true"}}': 2,
         f'msdg_images_total{{{LABEL},pruned="false"}}': 1,
         f"msdg_encoder_images_total{{{LABEL}}}": 2,
+        f"msdg_image_store_misses_total{{{LABEL}}}": 2,
         **{
             f'{retention}_bucket{{le="{bound}",{LABEL}}}': 1
             for bound in (0.15, 0.25, 0.35, 0.5, 0.75, 0.99)
@@ -66,6 +68,18 @@ def test_a_repeated_request_runs_no_encoder(server: Server) -> None:
     changes = added(before, server.metrics())
     assert f"msdg_encoder_images_total{{{LABEL}}}" not in changes
     assert changes[f'msdg_images_total{{{LABEL},pruned="true"}}'] == 1
+
+
+def test_another_question_about_a_picture_hits_the_store(server: Server) -> None:
+    picture = image_part(picture_of("square", 205))
+    server.post("/v1/chat/completions", chat_body(user(QUESTION, picture), retention=0.111))
+    before = server.metrics()
+    other = chat_body(user("Is there a red circle?", picture), retention=0.222)
+    server.post("/v1/chat/completions", other)
+    changes = added(before, server.metrics())
+    assert f"msdg_encoder_images_total{{{LABEL}}}" not in changes
+    assert changes[f"msdg_image_store_hits_total{{{LABEL}}}"] == 1
+    assert f"msdg_image_store_misses_total{{{LABEL}}}" not in changes
 
 
 def test_first_tokens_are_timed_by_retention_on_every_route(server: Server) -> None:

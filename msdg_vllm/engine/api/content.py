@@ -9,6 +9,13 @@ import numpy as np
 from PIL import Image
 
 
+def content_key(mm_hash: str, salt: str) -> int:
+    """Return a number of 126 bits, not 0, for an item's hash by content; salts have others."""
+    separate = hashlib.blake2b(salt.encode(), digest_size=32).digest() if salt else b""
+    digest = hashlib.blake2b(mm_hash.encode(), digest_size=16, key=separate)
+    return (int.from_bytes(digest.digest()) >> 2) or 1
+
+
 def content_number(media: Any) -> int:
     """Return a number of 63 bits that equal pixels share.
 

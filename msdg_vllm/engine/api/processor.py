@@ -23,6 +23,7 @@ from msdg_vllm.core import num_kept_tokens
 from msdg_vllm.core.errors import RequestError, SettingsError
 from msdg_vllm.core.profiles import EncoderProfile
 from msdg_vllm.engine.api.budgets import Chooser
+from msdg_vllm.engine.api.content import content_key
 from msdg_vllm.engine.api.placeholders import ShortenedReplacement
 from msdg_vllm.engine.api.queries import LazyTurns, TurnMarkers
 from msdg_vllm.engine.api.specs import Specifier, Specs
@@ -41,6 +42,10 @@ FITTING = "msdg_fitting_retention"
 RESERVATION = "msdg_reservation"
 """Key under which it carries what stands for it while it waits, if someone decided about it."""
 
+SALT = "msdg_cache_salt"
+"""Key under which the `cache_salt` of a prompt comes to the processor."""
+
+_HASHES = "msdg_hashes"  # hashes by content, where vLLM's own are the same
 _PROFILING = "msdg_profiling"
 _DUMMY = object()
 
@@ -122,6 +127,7 @@ class PruningProcessor(BaseMultiModalProcessor[Any]):
         kwargs = dict(inputs.hf_processor_mm_kwargs)
         # A request that sends the name cannot send the value, so it gets nothing by it.
         profiling = kwargs.pop(_PROFILING, None) is _DUMMY
+        salt = str(kwargs.pop(SALT, ""))
         request = PruningRequest.take_from(kwargs)
         check_processor_kwargs(kwargs)
         method = request.method or self.default_method
@@ -134,7 +140,9 @@ class PruningProcessor(BaseMultiModalProcessor[Any]):
             specs, reservation = self._specifier.profiling(inputs, kwargs), None
         else:
             specs, reservation = self._specifier.specs(request, turns, inputs, kwargs)
+            specs = self._with_contents(specs, inputs, kwargs, salt)
         kwargs[SPECS] = specs
+        kwargs[SALT] = salt
         processed: Any = super().apply(replace(inputs, hf_processor_mm_kwargs=kwargs), timing_ctx)
         processed[SPECS] = specs
         if any(spec.budget for modality_specs in specs.values() for spec in modality_specs):
@@ -204,16 +212,48 @@ class PruningProcessor(BaseMultiModalProcessor[Any]):
             prompt, self.info.get_tokenizer(), self.placeholder_ids()
         )
 
+    def _with_contents(
+        self, specs: Specs, inputs: Any, kwargs: dict[str, object], salt: str
+    ) -> Specs:
+        """Give the pruned items the keys by which workers know what the encoder made of them.
+
+        By content, also where a client or vLLM itself names items otherwise. One that came as a
+        name alone has the key it had when it came with its content.
+        """
+        if not any(spec.budget for own in specs.values() for spec in own):
+            return specs
+        hashes = super()._get_mm_hashes(
+            replace(inputs, hf_processor_mm_kwargs=kwargs, mm_uuid_items=None)
+        )
+        if not any(uuid for own in (inputs.mm_uuid_items or {}).values() for uuid in own or ()):
+            kwargs[_HASHES] = hashes
+        return {
+            modality: [
+                replace(spec, content=content_key(content, salt))
+                if spec.budget and inputs.mm_data_items[modality].get(index) is not None
+                else spec
+                for index, (spec, content) in enumerate(zip(own, hashes[modality], strict=True))
+            ]
+            for modality, own in specs.items()
+        }
+
     def _get_mm_hashes(self, inputs: Any) -> Any:
         stock, specs = _split(inputs.hf_processor_mm_kwargs)
-        hashes = dict(super()._get_mm_hashes(replace(inputs, hf_processor_mm_kwargs=stock)))
+        known: Any = inputs.hf_processor_mm_kwargs.get(_HASHES)
+        hashes = dict(
+            known or super()._get_mm_hashes(replace(inputs, hf_processor_mm_kwargs=stock))
+        )
+        salt = inputs.hf_processor_mm_kwargs.get(SALT)
         algorithm = self.info.ctx.get_mm_config().mm_hasher_algorithm
         for modality, modality_specs in specs.items():
             hashes[modality] = [
                 content
                 if spec == UNPRUNED
                 else MultiModalHasher.hash_kwargs(
-                    algorithm, content=content, pruning=spec.identity()
+                    algorithm,
+                    content=content,
+                    pruning=spec.identity(),
+                    **({"salt": salt} if salt else {}),
                 )
                 for content, spec in zip(hashes[modality], modality_specs, strict=True)
             ]
@@ -282,4 +322,6 @@ def _split(kwargs: Mapping[str, object]) -> tuple[dict[str, object], Specs]:
     """Part stock processor kwargs from the specs that travel among them."""
     stock = dict(kwargs)
     specs: Any = stock.pop(SPECS, {})
+    for name in (SALT, _HASHES):
+        stock.pop(name, None)
     return stock, specs

@@ -18,7 +18,7 @@ from vllm.renderers.hf import HfRenderer
 
 from msdg_vllm.core.errors import RequestError
 from msdg_vllm.engine.api import delivery, images
-from msdg_vllm.engine.api.processor import PruningProcessor
+from msdg_vllm.engine.api.processor import SALT, PruningProcessor
 from msdg_vllm.engine.api.queries import turns_of_messages
 from msdg_vllm.engine.guards import check_config
 from msdg_vllm.request import PRUNING, RETENTION, PruningRequest, check_parts
@@ -91,6 +91,24 @@ class PruningRenderer(HfRenderer):
                 if request.is_default:
                     request = replace(own, turns=request.turns)
                 prompt["mm_processor_kwargs"] = {**kwargs, PRUNING: request}
+
+    def _process_tokens(self, prompt: Any, **kwargs: Any) -> Any:
+        return super()._process_tokens(self._with_salt(prompt), **kwargs)
+
+    async def _process_tokens_async(self, prompt: Any, **kwargs: Any) -> Any:
+        return await super()._process_tokens_async(self._with_salt(prompt), **kwargs)
+
+    def _with_salt(self, prompt: Any) -> Any:
+        """Let the processor know whom a prompt shares what is kept of its images with."""
+        salt = prompt.get("cache_salt")
+        if (
+            not salt
+            or not prompt.get("multi_modal_data")
+            or not isinstance(self.get_mm_processor(), PruningProcessor)
+        ):
+            return prompt
+        kwargs = {**(prompt.get("mm_processor_kwargs") or {}), SALT: salt}
+        return {**prompt, "mm_processor_kwargs": kwargs}
 
     def _process_multimodal(
         self,

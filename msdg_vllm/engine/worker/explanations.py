@@ -35,6 +35,7 @@ class TileExplanation:
         scores: Score of each token, `(N,)`; None for a method that does not score.
         picture: What the encoder saw, `(H, W, 3)` uint8; None if it cannot be shown.
         frames: Frames of a video, which stand below each other in the grid; 1 for an image.
+        encoded: Whether the encoder ran for it; otherwise the image was known.
     """
 
     item: int
@@ -46,6 +47,7 @@ class TileExplanation:
     scores: torch.Tensor | None = None
     picture: torch.Tensor | None = None
     frames: int = 1
+    encoded: bool = True
 
     def to_host(self) -> TileExplanation:
         """Start copying the tensors to the host; the copies must not be read before a sync."""
@@ -71,6 +73,7 @@ class TileExplanation:
             "tile": self.tile,
             "grid": [rows, columns],
             "frames": self.frames,
+            "encoded": self.encoded,
             "num_tokens": rows * columns,
             "kept": kept.tolist(),
             "groups": None if self.groups is None else self.groups[kept].tolist(),

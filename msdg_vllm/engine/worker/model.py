@@ -12,15 +12,19 @@ import torch
 from torch import nn
 from vllm.config import VllmConfig
 from vllm.logger import init_logger
+from vllm.platforms import current_platform
+from vllm.utils.platform_utils import is_pin_memory_available
 
 from msdg_vllm.core.profiles import EncoderProfile
 from msdg_vllm.engine.encoder import PROFILE_FILE, check_depth, default_method, profile_of
 from msdg_vllm.engine.guards import check_config, turn_off_encoder_graphs
 from msdg_vllm.engine.hooks import check_vllm
 from msdg_vllm.engine.spec import PruningSpec, field_name
+from msdg_vllm.engine.worker import resets
 from msdg_vllm.engine.worker.explanations import ExplanationStore, TileExplanation, picture_of
+from msdg_vllm.engine.worker.image_store import ImageStore, SelectionMemory, StepPlan
 from msdg_vllm.engine.worker.lookup import embed_queries
-from msdg_vllm.engine.worker.selection import EncodedImage, select_tokens
+from msdg_vllm.engine.worker.selection import EncodedImage, analyze_images, select_analyzed
 from msdg_vllm.engine.worker.statistics import PruningStatistics
 from msdg_vllm.methods import Encoder, Needs, Selection, method_named
 from msdg_vllm.settings import Settings
@@ -46,15 +50,21 @@ class PruningModel:
         super().__init__(vllm_config=vllm_config, prefix=prefix)  # type: ignore[call-arg]
         self.statistics = PruningStatistics()
         self.explanations = ExplanationStore()
+        # Copies to and from pinned memory do not wait; where there is no device none are made.
+        pinned = is_pin_memory_available() and not current_platform.is_cpu()
+        self.store, self.selections = ImageStore(0), SelectionMemory(pinned=pinned)
         preprocessing = vllm_config.model_config.hf_image_processor_config
         self.pixel_statistics = preprocessing.get("image_mean"), preprocessing.get("image_std")
         if not can_prune:
             return
+        resets.install()
         settings = Settings.from_environment()
         found = profile_of(vllm_config.model_config, settings)
         check_depth(found, len(self.encoder_blocks()))
         self.encoder = self.encoder_of(vllm_config.model_config.hf_config, found and found.profile)
         method = default_method(settings, found)
+        max_bytes = int(settings.image_store_gib * 2**30)
+        self.store = ImageStore(max_bytes, self.encoder, pinned=pinned)
         # Memory is profiled on the default method.
         self.num_profiled_states = max(1, len(method_named(method).needs(self.encoder).states))
         # What vLLM's memory profiling ran the tower on: the scheduler counts pruned tokens, so
@@ -112,9 +122,25 @@ class PruningModel:
         """
         raise NotImplementedError
 
+    def kept_item(
+        self, kwargs: Mapping[str, Any], modality: str, index: int, rows: torch.Tensor
+    ) -> EncodedImage:
+        """Make an item again of the `rows` that `encode_items` gave it, without the encoder."""
+        raise NotImplementedError
+
     def get_encoder_cudagraph_config(self) -> Any:
         stock: Any = super()
         return replace(stock.get_encoder_cudagraph_config(), modalities=[])
+
+    def load_weights(self, weights: Any) -> Any:
+        loaded = super().load_weights(weights)  # type: ignore[misc]
+        self.forget_images()
+        return loaded
+
+    def forget_images(self) -> None:
+        """Drop what is known of images: it does not hold for other weights."""
+        self.store.clear()
+        self.selections.clear()
 
     def embed_multimodal(self, **kwargs: Any) -> Any:
         for modality in self.modalities:
@@ -133,28 +159,44 @@ class PruningModel:
                 **self.take_items(kwargs, modality, stock)
             )
             embeddings.update(zip(stock, outputs, strict=True))
-        num_tokens = [
-            self._weight(spec) * self.num_tower_tokens(kwargs, modality, index, spec)
-            if spec.budget
-            else 0
+        sizes = [
+            self.num_tower_tokens(kwargs, modality, index, spec) if spec.budget else 0
             for index, spec in enumerate(specs)
         ]
+        plan = StepPlan.of(specs, self.store)
+        # First what is kept: what comes out of the encoder may take its place.
+        for batch in self._micro_batches(
+            [size if index in plan.kept else 0 for index, size in enumerate(sizes)]
+        ):
+            images = [self._kept_image(kwargs, modality, index, specs[index]) for index in batch]
+            asked = [[specs[index]] for index in batch]
+            rows = self.keep_tokens(images, asked, self._queries(asked), encoded=False)
+            embeddings.update(zip(batch, rows, strict=True))
+        groups = {
+            first: [specs[index] for index in askers] for first, askers in plan.askers.items()
+        }
+        num_tokens = [
+            self._weight(groups[index]) * size if index in groups else 0
+            for index, size in enumerate(sizes)
+        ]
         for batch in self._micro_batches(num_tokens):
-            kept = self._embed_micro_batch(
+            rows = self._embed_micro_batch(
                 self.take_items(kwargs, modality, batch),
                 modality,
-                [specs[index] for index in batch],
+                [groups[first] for first in batch],
             )
-            embeddings.update(zip(batch, kept, strict=True))
+            askers = [index for first in batch for index in plan.askers[first]]
+            embeddings.update(zip(askers, rows, strict=True))
         return [embeddings[index] for index in range(len(specs))]
 
     def _needs(self, spec: PruningSpec) -> Needs:
         needs = method_named(spec.method).needs(self.encoder)
         return replace(needs, query=needs.query and bool(spec.query_ids))
 
-    def _weight(self, spec: PruningSpec) -> int:
-        """How many times the states that were profiled a method holds, rounded up."""
-        return max(1, -(-len(self._needs(spec).states) // self.num_profiled_states))
+    def _weight(self, specs: Sequence[PruningSpec]) -> int:
+        """How many times the states that were profiled an image's askers hold, rounded up."""
+        needs = reduce(or_, map(self._needs, specs))
+        return max(1, -(-len(needs.states) // self.num_profiled_states))
 
     def _micro_batches(self, num_tokens: Sequence[int]) -> Iterator[list[int]]:
         """Pruned items in runs whose tokens in the tower fit what was profiled."""
@@ -171,36 +213,67 @@ class PruningModel:
         if batch:
             yield batch
 
-    def _embed_micro_batch(
-        self, kwargs: dict[str, Any], modality: str, specs: Sequence[PruningSpec]
-    ) -> list[torch.Tensor]:
+    def _queries(self, asked: Sequence[Sequence[PruningSpec]]) -> list[torch.Tensor | None]:
         language_model = self.get_language_model()  # type: ignore[attr-defined]
-        queries = embed_queries(language_model, [spec.query_ids for spec in specs])
-        needs = reduce(or_, map(self._needs, specs))
-        kept: list[torch.Tensor] = []
+        return embed_queries(language_model, [spec.query_ids for own in asked for spec in own])
+
+    def _kept_image(
+        self, kwargs: Mapping[str, Any], modality: str, index: int, spec: PruningSpec
+    ) -> EncodedImage:
+        device = next(self.encoder_blocks()[0].parameters()).device
+        stored = self.store.get(spec.content, device)
+        image = self.kept_item(kwargs, modality, index, stored.rows)
+        return replace(image, findings=stored.findings)
+
+    def _embed_micro_batch(
+        self, kwargs: dict[str, Any], modality: str, asked: Sequence[Sequence[PruningSpec]]
+    ) -> list[torch.Tensor]:
+        queries = self._queries(asked)
+        needs = reduce(or_, (self._needs(spec) for own in asked for spec in own))
+        rows: list[torch.Tensor] = []
+        num_images = 0
         for images in self.encode_items(kwargs, modality, needs):
-            here = slice(len(kept), len(kept) + len(images))
-            with self.statistics.measure_selection(images[0].visual.device):
-                kept += self.keep_tokens(images, specs[here], queries[here])
-        self.statistics.count_encoder_run(len(specs))
-        return kept
+            here = asked[num_images : num_images + len(images)]
+            num_images += len(images)
+            own = queries[len(rows) : len(rows) + sum(map(len, here))]
+            rows += self.keep_tokens(images, here, own, encoded=True)
+        self.statistics.count_encoder_run(num_images)
+        return rows
 
     def keep_tokens(
         self,
         images: Sequence[EncodedImage],
-        specs: Sequence[PruningSpec],
+        asked: Sequence[Sequence[PruningSpec]],
         queries: Sequence[torch.Tensor | None],
+        *,
+        encoded: bool,
     ) -> list[torch.Tensor]:
-        """Exactly `spec.budget` embeddings of each image."""
-        selections = select_tokens(images, specs, queries, self.encoder)
-        for image, spec, selection in zip(images, specs, selections, strict=True):
+        """Exactly `spec.budget` embeddings for each who asks about an image, image by image."""
+        each = [image for image, own in zip(images, asked, strict=True) for _ in own]
+        specs = [spec for own in asked for spec in own]
+        with self.statistics.measure_selection(images[0].visual.device):
+            analyzed = analyze_images(each, specs, self.encoder)
+            selections = [
+                self.selections.settle(spec, selection)
+                for spec, selection in zip(
+                    specs, select_analyzed(analyzed, specs, queries), strict=True
+                )
+            ]
+            rows = [
+                image.rows_of(selection) for image, selection in zip(each, selections, strict=True)
+            ]
+        for image, spec, selection in zip(each, specs, selections, strict=True):
             if spec.explanation:
-                self._explain(image, spec, selection)
-        return [
-            image.rows_of(selection) for image, selection in zip(images, selections, strict=True)
-        ]
+                self._explain(image, spec, selection, encoded=encoded)
+        if encoded:
+            by_image = iter(analyzed)
+            for image, own in zip(images, asked, strict=True):
+                self.store.keep(image, own, [next(by_image) for _ in own])
+        return rows
 
-    def _explain(self, image: EncodedImage, spec: PruningSpec, selection: Selection) -> None:
+    def _explain(
+        self, image: EncodedImage, spec: PruningSpec, selection: Selection, *, encoded: bool
+    ) -> None:
         """Keep what was selected from an image, tile by tile, for whoever asks."""
         layout = image.layout
         shape = (layout.num_tiles, layout.tokens_per_tile)
@@ -218,6 +291,7 @@ class PruningModel:
                     tile=tile,
                     grid=layout.tile_grid,
                     frames=len(layout.grids) if layout.num_tiles == 1 else 1,
+                    encoded=encoded,
                     kept=kept[tile],
                     groups=of_tile(selection.groups, tile),
                     sinks=of_tile(selection.sinks, tile),

@@ -23,7 +23,7 @@ def msdg_statistics(worker: WorkerBase) -> dict[str, Any] | None:
     if not isinstance(model, PruningModel):
         return None
     model.explanations.drop_expired()
-    return model.statistics.snapshot()
+    return {**model.statistics.snapshot(), **model.store.snapshot()}
 
 
 def msdg_explanation(

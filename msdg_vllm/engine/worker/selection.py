@@ -7,8 +7,8 @@ batch; scope `image` is one run over the tokens of all tiles together.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import accumulate
 from operator import itemgetter
 from typing import Any
@@ -18,7 +18,20 @@ from vllm.utils.torch_utils import async_tensor_h2d
 
 from msdg_vllm.engine.layout import TileLayout
 from msdg_vllm.engine.spec import PruningSpec
-from msdg_vllm.methods import PADDING, Encoder, Image, Question, Selection, Signals, method_named
+from msdg_vllm.methods import (
+    PADDING,
+    Encoder,
+    Image,
+    Mappable,
+    Question,
+    Selection,
+    Signals,
+    method_named,
+)
+
+Findings = Mapping[tuple[str, str], Sequence[Mappable | None]]
+"""What was found out about the tiles of an image, by method and scope; None for one without real
+tokens."""
 
 # Between the seeds of an image's tiles.
 _SEED_STEP = 0x9E3779B97F4A7C15
@@ -38,6 +51,9 @@ class EncodedImage:
             single patches.
         finish: Makes the kept rows of kept tokens `(B, D)` and their positions among the tokens
             of all tiles, `(B,)`; None for tokens that are finished.
+        rows: What the model can make it of again without the encoder, `(tiles, N, ..)`; None when
+            there is no such thing.
+        findings: What is known of it by method and scope, tile by tile; then no signals are needed.
     """
 
     signals: Signals
@@ -46,6 +62,8 @@ class EncodedImage:
     pixels: Any = None
     project: Callable[[torch.Tensor], torch.Tensor] | None = None
     finish: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None
+    rows: torch.Tensor | None = None
+    findings: Findings = field(default_factory=dict)
 
     def rows_of(self, selection: Selection) -> torch.Tensor:
         """The kept rows, in reading order."""
@@ -66,7 +84,14 @@ def encoded_images(
     ends = list(accumulate(layout.num_tiles for layout in layouts))
     tiles = [slice(end - layout.num_tiles, end) for end, layout in zip(ends, layouts, strict=True)]
     return [
-        EncodedImage(signals.map(itemgetter(own)), visual[own], layout, pixels[own], project)
+        EncodedImage(
+            signals.map(itemgetter(own)),
+            visual[own],
+            layout,
+            pixels[own],
+            project,
+            rows=visual[own],
+        )
         for own, layout in zip(tiles, layouts, strict=True)
     ]
 
@@ -77,12 +102,14 @@ class AnalyzedImage:
 
     Attributes:
         method: Whose analyses these are.
+        scope: Whether they are of tiles or of the whole image.
         layout: What its tiles are.
         analyses: One for each tile, None for a tile without real tokens; or a single one, for
             the real tokens of all tiles in reading order.
     """
 
     method: str
+    scope: str
     layout: TileLayout
     analyses: Sequence[Any]
 
@@ -108,18 +135,34 @@ def select_tokens(
 def analyze_images(
     images: Sequence[EncodedImage], specs: Sequence[PruningSpec], encoder: Encoder
 ) -> list[AnalyzedImage]:
-    """Do for all images what no question changes: one call for each method and size of tile."""
-    rows = [_rows(image, spec, encoder) for image, spec in zip(images, specs, strict=True)]
+    """Do for all images what no question changes: one call for each method and size of tile.
+
+    What several ask of one image is done once, and what was found out before is not done again.
+    """
+    ways = [
+        (id(image), spec.method, spec.scope, spec.seed)
+        for image, spec in zip(images, specs, strict=True)
+    ]
+    distinct = dict(zip(ways, zip(images, specs, strict=True), strict=True))
+    rows = {way: _rows(image, spec, encoder) for way, (image, spec) in distinct.items()}
+    found = {way: image.findings.get(way[1:3]) for way, (image, _) in distinct.items()}
     keyed = [
-        ((spec.method, row.num_tokens) if row else None, row)
-        for image_rows, spec in zip(rows, specs, strict=True)
-        for row in image_rows
+        ((spec.method, row.num_tokens) if row and found[way] is None else None, row)
+        for way, (_, spec) in distinct.items()
+        for row in rows[way]
     ]
     analyses = iter(_batched(keyed, lambda key, batch: method_named(key[0]).analyze(batch)))
-    return [
-        AnalyzedImage(spec.method, image.layout, [next(analyses) for _ in image_rows])
-        for image, spec, image_rows in zip(images, specs, rows, strict=True)
-    ]
+    by_way: dict[Any, AnalyzedImage] = {}
+    for way, (image, spec) in distinct.items():
+        own = [next(analyses) for _ in rows[way]]
+        if (findings := found[way]) is not None:
+            resume = method_named(spec.method).resume
+            own = [
+                None if row is None else resume(row, tile)
+                for row, tile in zip(rows[way], findings, strict=True)
+            ]
+        by_way[way] = AnalyzedImage(spec.method, spec.scope, image.layout, own)
+    return [by_way[way] for way in ways]
 
 
 def select_analyzed(

@@ -14,7 +14,7 @@ from vllm.multimodal import MULTIMODAL_REGISTRY
 from msdg_vllm.engine.spec import PruningSpec
 from msdg_vllm.engine.worker.model import PruningModel
 from msdg_vllm.engine.worker.selection import EncodedImage
-from msdg_vllm.methods import Needs
+from msdg_vllm.methods import Needs, Signals
 from msdg_vllm.models import clip
 from msdg_vllm.models.mini_gemini.images import MEAN, STD
 from msdg_vllm.models.mini_gemini.mining import squares_of
@@ -88,7 +88,13 @@ class PruningMiniGemini(PruningModel, MiniGemini):
             # What the projector is handed, here, is what was mined.
             signals = replace(signals, features=mined.view_as(features))
         visual = self.project(mined).view(*features.shape[:2], -1)
-        return replace(image, signals=signals, visual=visual, finish=None)
+        return replace(image, signals=signals, visual=visual, finish=None, rows=visual)
+
+    def kept_item(
+        self, kwargs: Mapping[str, Any], modality: str, index: int, rows: torch.Tensor
+    ) -> EncodedImage:
+        pixels = kwargs["pixel_values"][index]
+        return EncodedImage(Signals(), rows, layout_of(self.config), pixels)
 
     def _squares_behind(self, maps: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """The squares of some of an image's tokens, `(B, positions, C)`: no other is copied."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from msdg_vllm.engine.spec import PruningSpec
+from msdg_vllm.engine.worker.image_store import ImageStore
 from msdg_vllm.methods import METHODS, method_named, unmet_need
 from msdg_vllm.models.mini_gemini.prepare import prepare
 from tests.checkpoints import make_llava
@@ -102,6 +103,32 @@ def test_an_unpruned_image_beside_a_pruned_one_waits_for_nothing(family: Family)
     unpruned, pruned = embed(family.model, family.kwargs, specs)
     assert unpruned.shape[-1] == family.width
     assert tuple(pruned.shape) == (3, family.width + family.num_columns)
+
+
+def test_an_image_that_is_known_is_copied_and_selected_from_without_waiting(
+    family: Family, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = family.model
+    monkeypatch.setattr(model, "store", ImageStore(2**26, model.encoder))
+    for store in (model.store._images, model.selections._kept):
+        monkeypatch.setattr(store, "_memory", empty(2**26, dtype=torch.uint8))
+        store.clear()
+    for name, scope in (("msdg", "tile"), ("msdg", "image"), ("cdpruner", "tile")):
+        specs = [
+            PruningSpec(5, family.num_tokens[0], (3, 4), name, scope, content=1),
+            PruningSpec(3, family.num_tokens[1], (7,), name, scope, content=2),
+        ]
+        first = embed(model, family.kwargs, specs)
+        num_encoded = model.statistics.encoder_images
+        others = [replace(spec, query_ids=(9,)) for spec in reversed(specs)]
+        backwards = {
+            key: torch.stack([*reversed(value)]) if isinstance(value, torch.Tensor) else value[::-1]
+            for key, value in family.kwargs.items()
+            if key != "pixel_values" or value[0].dim() > 1
+        }
+        second = embed(model, {**family.kwargs, **backwards}, others)
+        assert model.statistics.encoder_images == num_encoded
+        assert [row.shape for row in second] == [row.shape for row in reversed(first)]
 
 
 def test_the_guard_fails_on_what_waits(family: Family) -> None:

@@ -7,7 +7,7 @@ from io import BytesIO
 import numpy as np
 from PIL import Image
 
-from msdg_vllm.engine.api.content import content_number
+from msdg_vllm.engine.api.content import content_key, content_number
 from tests.pictures import make_picture
 
 
@@ -33,3 +33,10 @@ def test_a_video_counts_by_its_frames_not_by_its_metadata() -> None:
     frames = np.stack([np.asarray(make_picture(20, 20, seed)) for seed in range(3)])
     assert content_number((frames, {"fps": 1})) == content_number((frames, {"fps": 2}))
     assert content_number(frames[::-1]) != content_number(frames)
+
+
+def test_a_key_belongs_to_one_content_and_one_salt() -> None:
+    keys = [content_key(text, salt) for text in ("a", "b") for salt in ("", "x", "y")]
+    assert len(set(keys)) == 6
+    assert all(0 < key < 2**126 for key in keys)
+    assert content_key("a", "x") == keys[1]

@@ -42,12 +42,21 @@ def renderer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     renderer.shutdown()
 
 
-def generate(renderer: Any, question: str, *images: Any, **kwargs: Any) -> PruningSpec:
+def generate(
+    renderer: Any,
+    question: str,
+    *images: Any,
+    salt: str | None = None,
+    uuids: list[str] | None = None,
+    **kwargs: Any,
+) -> PruningSpec:
     """The spec of the first image of a raw prompt."""
     prompt = {
         "prompt": "USER: " + "<image>\n" * len(images) + f"{question} ASSISTANT:",
         "multi_modal_data": {"image": list(images)},
         "mm_processor_kwargs": kwargs,
+        **({"cache_salt": salt} if salt else {}),
+        **({"multi_modal_uuids": {"image": uuids}} if uuids else {}),
     }
     (rendered,) = renderer.render_cmpl([prompt])
     spec: PruningSpec = rendered[SPECS]["image"][0]
@@ -80,16 +89,50 @@ def test_generate_chat_and_http_keep_the_same_tokens(renderer: Any, method: str)
     assert spec.budget == 64
     assert spec == generate(renderer, QUESTION, picture, **wishes)
     message = user(QUESTION, image_part(picture))
-    assert chat(renderer, message, **wishes) == spec
-    assert chat(renderer, message, online=True, **wishes) == spec
+    # A file is known by its bytes, an image by its pixels; the selection does not depend on it.
+    from_file = replace(spec, content=chat(renderer, message, **wishes).content)
+    assert from_file.content != spec.content
+    assert chat(renderer, message, **wishes) == from_file
+    assert chat(renderer, message, online=True, **wishes) == from_file
     head, tail = QUESTION[:11], QUESTION[11:]
     split = {"role": "user", "content": [image_part(picture), *user(head)["content"]]}
     split["content"] += user(tail)["content"]
-    assert chat(renderer, split, **wishes) == spec
+    assert chat(renderer, split, **wishes) == from_file
     assert bool(spec.seed) == (method == "random")
     assert generate(renderer, QUESTION, picture_of("square", 2), **wishes).seed != spec.seed or (
         method == "msdg"
     )
+
+
+def test_a_content_has_one_key_whatever_is_asked_and_whatever_it_is_called(renderer: Any) -> None:
+    picture = picture_of("square", 1)
+    spec = generate(renderer, QUESTION, picture, retention=0.111)
+    assert spec.content
+    for question, wishes in (
+        ("What is on the left?", {"retention": 0.111}),
+        (QUESTION, {"retention": 0.5, "pruning": {"method": "cdpruner", "scope": "image"}}),
+    ):
+        assert generate(renderer, question, picture, **wishes).content == spec.content
+    named = generate(renderer, QUESTION, picture, retention=0.111, uuids=["a name"])
+    assert named.content == spec.content
+    assert generate(renderer, QUESTION, picture_of("square", 2), retention=0.111).content not in (
+        0,
+        spec.content,
+    )
+    assert generate(renderer, QUESTION, picture, retention=1.0).content == 0
+
+
+def test_what_changes_the_pixels_or_separates_users_changes_the_key(renderer: Any) -> None:
+    picture = picture_of("square", 1)
+    wishes: dict[str, Any] = {"retention": 0.111}
+    keys = [
+        generate(renderer, QUESTION, picture, **wishes).content,
+        generate(renderer, QUESTION, picture, do_rescale=False, **wishes).content,
+        generate(renderer, QUESTION, picture, salt="one", **wishes).content,
+        generate(renderer, QUESTION, picture, salt="two", **wishes).content,
+    ]
+    assert len(set(keys)) == 4
+    assert generate(renderer, QUESTION, picture, salt="one", **wishes).content == keys[2]
 
 
 def rendered_chat(renderer: Any, *messages: Any, **kwargs: Any) -> Any:

@@ -15,7 +15,7 @@ def test_a_method_that_holds_more_states_is_encoded_in_smaller_batches() -> None
     model.num_profiled_states = len(model.encoder.measured.layers)
 
     def batches(method: str) -> list[int]:
-        weight = model._weight(PruningSpec(budget=64, num_tokens=576, method=method))
+        weight = model._weight([PruningSpec(budget=64, num_tokens=576, method=method)])
         return [len(batch) for batch in model._micro_batches([weight * 576] * 12)]
 
     assert batches("msdg") == batches("random") == batches("hiprune") == [12]

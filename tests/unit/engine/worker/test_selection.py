@@ -11,6 +11,7 @@ from msdg_vllm.core.profiles import EncoderProfile
 from msdg_vllm.engine.layout import TileLayout
 from msdg_vllm.engine.spec import PruningSpec
 from msdg_vllm.engine.worker.explanations import ExplanationStore
+from msdg_vllm.engine.worker.image_store import ImageStore, SelectionMemory
 from msdg_vllm.engine.worker.model import PruningModel
 from msdg_vllm.engine.worker.selection import (
     EncodedImage,
@@ -19,6 +20,7 @@ from msdg_vllm.engine.worker.selection import (
     select_analyzed,
     select_tokens,
 )
+from msdg_vllm.engine.worker.statistics import PruningStatistics
 from msdg_vllm.methods import Encoder, Image, Signals, method_named
 from msdg_vllm.models.llava_next import layout_of
 from tests.reference import select_reference
@@ -213,8 +215,10 @@ def test_kept_rows_and_explanations_tell_of_the_same_tokens(scope: str) -> None:
     model.encoder = ENCODER
     model.explanations = ExplanationStore()
     model.pixel_statistics = None, None
+    model.statistics = PruningStatistics()
+    model.store, model.selections = ImageStore(0), SelectionMemory()
     spec = PruningSpec(budget=40, num_tokens=0, scope=scope, explanation=7)
-    (rows,) = model.keep_tokens(images, [spec], [torch.randn(3, 16)])
+    (rows,) = model.keep_tokens(images, [[spec]], [torch.randn(3, 16)], encoded=True)
     explained = model.explanations.get(7)
     assert explained is not None
     assert [tile["tile"] for tile in explained] == [0, 1, 2, 3, 4]
