@@ -40,7 +40,7 @@ def register() -> None:
     from vllm.renderers.registry import RENDERER_REGISTRY
 
     from msdg_vllm.engine import scheduling
-    from msdg_vllm.engine.api import batch
+    from msdg_vllm.engine.api import batch, pixels
     from msdg_vllm.engine.parent import die_with_parent
     from msdg_vllm.engine.worker import rpc
     from msdg_vllm.models.mini_gemini.config import register_configs
@@ -54,5 +54,6 @@ def register() -> None:
     rpc.install()
     scheduling.install()
     batch.install()
+    pixels.install()
     # Not `register()`: it warns about every mode that exists already.
     RENDERER_REGISTRY.renderers["hf"] = ("msdg_vllm.engine.api.renderer", "PruningRenderer")

@@ -39,7 +39,9 @@ TABLE = """\
 | `multimodal.processing.processor:BaseMultiModalProcessor._get_cache_missing_processor_kwargs(self, inputs, mm_is_cached)` | override | `engine/api/processor.py` | specs of cached images stay out of the call for the others |
 | `multimodal.processing.processor:BaseMultiModalProcessor._apply_hf_processor_main(self, mm_items, hf_kwargs)` | override | `engine/api/processor.py` | the Hugging Face processor is cached by its kwargs and must not see ours; adds a spec to every image |
 | `multimodal.processing.processor:BaseMultiModalProcessor._get_mm_fields_config(self, hf_inputs, hf_processor_mm_kwargs)` | override | `engine/api/processor.py` | declares the field with the specs |
-| `multimodal.processing.processor:BaseMultiModalProcessor._get_prompt_updates(self, mm_items, hf_processor_mm_kwargs, out_mm_kwargs)` | override | `engine/api/processor.py` | as many placeholders as the budget |
+| `multimodal.processing.processor:BaseMultiModalProcessor._get_prompt_updates(self, mm_items, hf_processor_mm_kwargs, out_mm_kwargs)` | override | `engine/api/processor.py` | a model's own knows none of our kwargs |
+| `multimodal.processing.processor:BaseMultiModalProcessor._cached_apply_hf_processor(self, inputs, timing_ctx)` | override | `engine/api/processor.py` | as many placeholders as the budget, also for pixels that a cache has |
+| `multimodal.cache.lru:LruKeyReplicatedReceiverCache.get_and_update_item(self, mm_item, mm_hash)` | wrap | `engine/api/pixels.py` | a spec finds the pixels that the engine has |
 | `multimodal.processing.inputs:ProcessorInputs.mm_uuid_items` | set | `engine/api/processor.py` | images are known by their content, whatever a client calls them |
 | `multimodal.hasher:MultiModalHasher.hash_kwargs(cls, algorithm, **kwargs)` | call | `engine/api/processor.py` | identities are made as vLLM makes its own |
 | `multimodal.cache.lru:LruKeyReplicatedSenderCache.is_cached_item(self, mm_hash)` | override | `engine/api/delivery.py` | an image that never reached the engine is rendered again |

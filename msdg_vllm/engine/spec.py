@@ -91,3 +91,8 @@ UNPRUNED = PruningSpec(budget=0, num_tokens=0)
 def field_name(modality: str) -> str:
     """Name of the field with the specs; every item has it, so that all can share a batch."""
     return f"msdg_{modality}_spec"
+
+
+def is_field_name(name: str) -> bool:
+    """Whether a field has specs, of whatever modality."""
+    return name.startswith("msdg_") and name.endswith("_spec")

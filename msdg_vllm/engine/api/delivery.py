@@ -24,6 +24,8 @@ from vllm.v1.engine.core_client import (
     SyncMPClient,
 )
 
+from msdg_vllm.engine.spec import is_field_name
+
 _CAPACITY_SHARE = 0.75
 """Size of the API process's record of the engine's cache, as a share of that cache.
 
@@ -123,11 +125,11 @@ def _noting_async(send: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _hashes_of(request: EngineCoreRequest) -> list[str]:
-    """Hashes of the items that a request brings."""
+    """Hashes of the items that a request brings; a spec alone brings none."""
     return [
         feature.mm_hash or feature.identifier
         for feature in request.mm_features or ()
-        if feature.data is not None
+        if feature.data is not None and not all(map(is_field_name, feature.data))
     ]
 
 

@@ -15,6 +15,7 @@ from vllm.v1.engine import output_processor
 from vllm.v1.engine.input_processor import InputProcessor
 from vllm.v1.engine.output_processor import RequestState
 
+from msdg_vllm.engine.api.pixels import PIXELS, name_pixels
 from msdg_vllm.engine.api.visual_tokens import VisualTokens
 
 # Requests that never end as they should, such as those a client leaves, are forgotten one day.
@@ -41,7 +42,10 @@ def _remembering(process_inputs: Any) -> Any:
             _REQUESTS[request_id] = tokens
             if len(_REQUESTS) > _MAX_REQUESTS:
                 _REQUESTS.popitem(last=False)
-        return process_inputs(self, request_id, prompt, *args, **kwargs)
+        request = process_inputs(self, request_id, prompt, *args, **kwargs)
+        if isinstance(prompt, dict) and (hashes := prompt.get(PIXELS)):
+            name_pixels(request.mm_features, hashes)
+        return request
 
     return process
 

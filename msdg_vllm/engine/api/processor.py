@@ -12,23 +12,19 @@ from typing import Any
 
 from transformers import BatchFeature
 from vllm.multimodal.hasher import MultiModalHasher
-from vllm.multimodal.inputs import (
-    MultiModalBatchedField,
-    MultiModalFieldConfig,
-    MultiModalFieldElem,
-)
+from vllm.multimodal.inputs import MultiModalFieldConfig
 from vllm.multimodal.processing import BaseMultiModalProcessor, PromptUpdate
 
 from msdg_vllm.core import num_kept_tokens
 from msdg_vllm.core.errors import RequestError, SettingsError
 from msdg_vllm.core.profiles import EncoderProfile
 from msdg_vllm.engine.api.budgets import Chooser
-from msdg_vllm.engine.api.content import content_key
-from msdg_vllm.engine.api.placeholders import ShortenedReplacement
+from msdg_vllm.engine.api.pixels import PIXELS, shares_pixels, with_spec
+from msdg_vllm.engine.api.placeholders import shortened
 from msdg_vllm.engine.api.queries import LazyTurns, TurnMarkers
-from msdg_vllm.engine.api.specs import Specifier, Specs
+from msdg_vllm.engine.api.specs import Specifier, Specs, with_contents
 from msdg_vllm.engine.encoder import check_depth, default_method, profile_of
-from msdg_vllm.engine.spec import UNPRUNED, field_name
+from msdg_vllm.engine.spec import UNPRUNED, PruningSpec, field_name
 from msdg_vllm.methods import METHODS, Encoder, method_named
 from msdg_vllm.request import PruningRequest, Turns, check_processor_kwargs
 from msdg_vllm.settings import Settings, variable_of
@@ -153,16 +149,32 @@ class PruningProcessor(BaseMultiModalProcessor[Any]):
             )
         if reservation is not None:
             processed[RESERVATION] = reservation
-        for modality, modality_specs in specs.items():
-            for item, spec in zip(processed["mm_kwargs"][modality], modality_specs, strict=True):
-                self._check_pixels(item)
-                # An item in shared memory crosses as its address, but the scheduler must know
-                # what it costs; see engine/scheduling.py.
-                if item and spec.budget and field_name(modality) not in item:
-                    item[field_name(modality)] = MultiModalFieldElem(
-                        spec.to_tensor(), MultiModalBatchedField(keep_on_cpu=True)
-                    )
+        self._finish_items(processed, specs, inputs)
         return processed
+
+    def _finish_items(self, processed: Any, specs: Specs, inputs: Any) -> None:
+        """Give pruned items their own specs and hashes, whatever a cache had of their pixels."""
+        processed["mm_hashes"] = {name: [*own] for name, own in processed["mm_hashes"].items()}
+        pixels: dict[str, str] = {}
+        for modality, own in specs.items():
+            items, hashes = [*processed["mm_kwargs"][modality]], processed["mm_hashes"][modality]
+            for index, spec in enumerate(own):
+                self._check_pixels(items[index])
+                if spec.budget:
+                    shared = shares_pixels(inputs, modality, index)
+                    # An item in shared memory crosses as its address, but the scheduler must know
+                    # what it costs; see engine/scheduling.py.
+                    items[index] = with_spec(items[index], modality, spec, shared=shared)
+                    if shared:
+                        identity = self._identity(hashes[index], spec)
+                        pixels[identity], hashes[index] = hashes[index], identity
+            processed["mm_kwargs"][modality] = items
+        processed[PIXELS] = pixels
+
+    def _identity(self, pixels: str, spec: PruningSpec) -> str:
+        """The hash of what is kept of an item, given that of its pixels."""
+        algorithm = self.info.ctx.get_mm_config().mm_hasher_algorithm
+        return MultiModalHasher.hash_kwargs(algorithm, pixels=pixels, pruning=spec.identity())
 
     def _check_pixels(self, item: Mapping[str, Any] | None) -> None:
         """Raise `RequestError` for pixels that a tower of one resolution cannot take.
@@ -217,8 +229,7 @@ class PruningProcessor(BaseMultiModalProcessor[Any]):
     ) -> Specs:
         """Give the pruned items the keys by which workers know what the encoder made of them.
 
-        By content, also where a client or vLLM itself names items otherwise. One that came as a
-        name alone has the key it had when it came with its content.
+        By content, also where a client or vLLM itself names items otherwise.
         """
         if not any(spec.budget for own in specs.values() for spec in own):
             return specs
@@ -227,36 +238,26 @@ class PruningProcessor(BaseMultiModalProcessor[Any]):
         )
         if not any(uuid for own in (inputs.mm_uuid_items or {}).values() for uuid in own or ()):
             kwargs[_HASHES] = hashes
-        return {
-            modality: [
-                replace(spec, content=content_key(content, salt))
-                if spec.budget and inputs.mm_data_items[modality].get(index) is not None
-                else spec
-                for index, (spec, content) in enumerate(zip(own, hashes[modality], strict=True))
-            ]
-            for modality, own in specs.items()
-        }
+        return with_contents(specs, inputs.mm_data_items, hashes, salt)
 
     def _get_mm_hashes(self, inputs: Any) -> Any:
         stock, specs = _split(inputs.hf_processor_mm_kwargs)
         known: Any = inputs.hf_processor_mm_kwargs.get(_HASHES)
-        hashes = dict(
-            known or super()._get_mm_hashes(replace(inputs, hf_processor_mm_kwargs=stock))
-        )
-        salt = inputs.hf_processor_mm_kwargs.get(SALT)
+        found = known or super()._get_mm_hashes(replace(inputs, hf_processor_mm_kwargs=stock))
+        hashes = {modality: list(own) for modality, own in found.items()}
+        salt = {"salt": inputs.hf_processor_mm_kwargs.get(SALT) or ""}
         algorithm = self.info.ctx.get_mm_config().mm_hasher_algorithm
-        for modality, modality_specs in specs.items():
-            hashes[modality] = [
-                content
-                if spec == UNPRUNED
-                else MultiModalHasher.hash_kwargs(
-                    algorithm,
-                    content=content,
-                    pruning=spec.identity(),
-                    **({"salt": salt} if salt else {}),
-                )
-                for content, spec in zip(hashes[modality], modality_specs, strict=True)
-            ]
+        for modality, own in specs.items():
+            for index, spec in enumerate(own):
+                if spec != UNPRUNED:
+                    content = hashes[modality][index]
+                    # Not that of an unpruned item: what a cache has of it goes without a spec.
+                    pixels = MultiModalHasher.hash_kwargs(algorithm, content=content, **salt)
+                    hashes[modality][index] = (
+                        pixels
+                        if shares_pixels(inputs, modality, index)
+                        else self._identity(pixels, spec)
+                    )
         return hashes
 
     def _get_cache_missing_processor_kwargs(self, inputs: Any, mm_is_cached: Any) -> Any:
@@ -298,24 +299,33 @@ class PruningProcessor(BaseMultiModalProcessor[Any]):
             },
         }
 
+    def _cached_apply_hf_processor(self, inputs: Any, timing_ctx: Any) -> Any:
+        # Caches hold the placeholders of whole items: they serve every budget.
+        result = super()._cached_apply_hf_processor(inputs, timing_ctx)
+        _, specs = _split(inputs.hf_processor_mm_kwargs)
+        updates = dict(result.prompt_updates)
+        for modality, own in specs.items():
+            carries_text = modality in self.carrying_text
+            updates[modality] = [
+                [
+                    replace(
+                        update,
+                        content=shortened(update.content, spec.budget, carries_text=carries_text),
+                    )
+                    for update in of_item
+                ]
+                for of_item, spec in zip(updates[modality], own, strict=True)
+            ]
+        return result._replace(prompt_updates=updates)
+
     def _get_prompt_updates(
         self, mm_items: Any, hf_processor_mm_kwargs: Mapping[str, object], out_mm_kwargs: Any
     ) -> Sequence[PromptUpdate]:
-        stock, specs = _split(hf_processor_mm_kwargs)
-        updates: Any = super()._get_prompt_updates(mm_items, stock, out_mm_kwargs)
-        return [
-            replace(
-                update,
-                replacement=ShortenedReplacement(
-                    update.replacement,
-                    specs[update.modality],
-                    carries_text=update.modality in self.carrying_text,
-                ),
-            )
-            if update.modality in specs
-            else update
-            for update in updates
-        ]
+        stock, _ = _split(hf_processor_mm_kwargs)
+        updates: Sequence[PromptUpdate] = super()._get_prompt_updates(
+            mm_items, stock, out_mm_kwargs
+        )
+        return updates
 
 
 def _split(kwargs: Mapping[str, object]) -> tuple[dict[str, object], Specs]:

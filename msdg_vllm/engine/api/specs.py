@@ -13,7 +13,7 @@ from vllm.multimodal.parse import DictEmbeddingItems, EmbeddingItems
 from msdg_vllm.core import num_kept_tokens
 from msdg_vllm.core.errors import RequestError
 from msdg_vllm.engine.api.budgets import Budgeting, OpenItem, largest_retention
-from msdg_vllm.engine.api.content import content_number
+from msdg_vllm.engine.api.content import content_key, content_number
 from msdg_vllm.engine.api.queries import LazyTurns
 from msdg_vllm.engine.spec import UNPRUNED, PruningSpec
 from msdg_vllm.methods import method_named
@@ -238,6 +238,24 @@ class Specifier:
             query.strip(), add_special_tokens=False
         )
         return tuple(sorted(set(token_ids)))
+
+
+def with_contents(
+    specs: Specs, items: Any, hashes: Mapping[str, Sequence[str]], salt: str
+) -> Specs:
+    """Give the pruned items the keys by which workers know what the encoder made of them.
+
+    One that came as a name alone has none: a cache has it with the key of its content.
+    """
+    return {
+        modality: [
+            replace(spec, content=content_key(mm_hash, salt))
+            if spec.budget and items[modality].get(index) is not None
+            else spec
+            for index, (spec, mm_hash) in enumerate(zip(own, hashes[modality], strict=True))
+        ]
+        for modality, own in specs.items()
+    }
 
 
 def _seeded(specs: Specs, items: Any) -> dict[str, list[PruningSpec]]:

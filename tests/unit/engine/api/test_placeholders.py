@@ -4,30 +4,28 @@ from __future__ import annotations
 
 from vllm.multimodal.processing import PromptUpdateDetails
 
-from msdg_vllm.engine.api.placeholders import ShortenedReplacement
-from msdg_vllm.engine.spec import UNPRUNED, PruningSpec
+from msdg_vllm.engine.api.placeholders import shortened
 
 PAD = 8
-SPECS = [UNPRUNED, PruningSpec(budget=3, num_tokens=4)]
 
 
 def test_a_plain_item_keeps_as_many_placeholders_as_its_budget() -> None:
-    shortened = ShortenedReplacement([PAD] * 4, SPECS)
-    assert shortened(0) == [PAD] * 4
-    assert shortened(1) == [PAD] * 3
+    content = PromptUpdateDetails.from_seq([PAD] * 4)
+    assert shortened(content, 0) is content
+    assert shortened(content, 3).full == [PAD] * 3
 
 
 def test_text_around_an_item_stays_text() -> None:
     content = PromptUpdateDetails.select_token_id([1, *[PAD] * 4, 2], PAD)
-    shortened = ShortenedReplacement(lambda _: content, SPECS)
-    assert shortened(0) is content
-    pruned = shortened(1)
+    assert shortened(content, 0) is content
+    pruned = shortened(content, 3)
     assert pruned.full == [1, PAD, PAD, PAD, 2]
+    assert pruned.is_embed is not None
     assert pruned.is_embed(pruned.full).tolist() == [False, True, True, True, False]
 
 
 def test_text_between_tokens_gets_its_embeddings_with_them() -> None:
     content = PromptUpdateDetails.select_token_id([1, PAD, PAD, 2, 3, PAD, PAD, 4], PAD)
-    pruned = ShortenedReplacement(content, SPECS, carries_text=True)(1)
+    pruned = shortened(content, 3, carries_text=True)
     assert sorted(pruned.full) == sorted([1, 2, 3, 4, PAD, PAD, PAD])
     assert pruned.is_embed is None
