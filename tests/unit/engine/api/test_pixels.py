@@ -180,7 +180,9 @@ def test_random_requests_of_which_many_are_lost_or_late(folder: Path, uncached: 
     api.renderer.shutdown()
 
 
-def test_a_cache_of_processors_alone_gives_each_question_its_spec(api: Api, uncached: Api) -> None:
+def test_a_cache_of_processors_alone_gives_each_question_its_spec(
+    api: Api, uncached: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
     cache = MultiModalProcessorOnlyCache(api.config.model_config)
     monkeypatch.setattr(api.renderer, "_mm_processor_cache", cache)
     picture = picture_of("square", 6)
