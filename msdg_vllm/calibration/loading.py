@@ -4,28 +4,23 @@ Hugging Face's tower and image processor. The server's tower is vLLM's, built fr
 a test holds the states of both against each other.
 """
 
-import hashlib
-import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from huggingface_hub import hf_hub_download
-from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError
 from numpy.typing import NDArray
 from PIL import Image
-from safetensors import safe_open
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoImageProcessor, AutoModel
+from transformers.models.qwen2_vl.configuration_qwen2_vl import Qwen2VLVisionConfig
+from transformers.models.qwen2_vl.modeling_qwen2_vl import Qwen2VisionTransformerPretrainedModel
 from transformers.vision_utils import get_vision_window_index
 
 from msdg_vllm.calibration.tower import Areas, Encoded, Masks, TowerInfo
+from msdg_vllm.calibration.weights import digest, load_weights
 from msdg_vllm.core.errors import CalibrationError
 
-_WEIGHTS = "model.safetensors"
-_INDEX = "model.safetensors.index.json"
 _HALF = 0.5
 
 
@@ -39,9 +34,14 @@ def load_tower(model: str, device: str = "cpu") -> "HuggingFaceTower":
         CalibrationError: If there is no tower, or none that profiles can describe.
     """
     try:
-        config = AutoConfig.from_pretrained(model)
-        processor = AutoImageProcessor.from_pretrained(model)
+        config = AutoConfig.from_pretrained(model, trust_remote_code=False)
+        processor = AutoImageProcessor.from_pretrained(model, trust_remote_code=False)
     except (OSError, ValueError, KeyError) as error:
+        if "trust_remote_code" in str(error):
+            raise CalibrationError(
+                f"{model} brings code of its own, which is not run; calibrate the same model in "
+                "Hugging Face's format (of InternVL its name ends in -hf): the encoder is the same"
+            ) from error
         reason = str(error).splitlines()[0]
         raise CalibrationError(f"{model} is no vision-language model: {reason}") from error
     vision_config = getattr(config, "vision_config", config)
@@ -50,23 +50,34 @@ def load_tower(model: str, device: str = "cpu") -> "HuggingFaceTower":
             f"{model} ({config.model_type}) has no vision encoder of patches to calibrate"
         )
     _stated_depth(vision_config)
-    tower: nn.Module = AutoModel.from_config(vision_config)
-    _load_weights(tower, model)
+    tower: nn.Module = (
+        Qwen2VisionTransformerPretrainedModel(vision_config)
+        if isinstance(vision_config, Qwen2VLVisionConfig)  # which AutoModel does not know
+        else AutoModel.from_config(vision_config)
+    )
+    load_weights(tower, model)
     # The server keeps the checkpoint's type on a GPU; on a CPU float32 loses nothing.
     dtype = torch.float32 if device == "cpu" else getattr(config, "dtype", None)
     return HuggingFaceTower(model, config, tower.to(device, dtype).eval(), processor)
 
 
 class HuggingFaceTower:
-    """A tower of Hugging Face transformers: square grids of patches, or Qwen's merged ones."""
+    """A tower of Hugging Face transformers.
+
+    Pictures of one size, whose patches may merge afterwards as InternVL's do, or patches as rows
+    that stand together where they merge, as Qwen's and GLM's do.
+    """
 
     def __init__(self, name: str, config: Any, tower: nn.Module, processor: Any) -> None:
         vision_config = getattr(config, "vision_config", config)
         self._tower: Any = tower
         self._processor = processor
-        self._patch = int(vision_config.patch_size)
+        patch = vision_config.patch_size
+        self._patch = int(patch if isinstance(patch, int) else patch[0])
         self._blocks = _blocks_of(tower)
-        self._merge = int(getattr(vision_config, "spatial_merge_size", 1) or 1)
+        self._merge = _patches_merged(config)
+        # InternVL puts the tile that shows the whole image behind the others, LLaVA-NeXT before.
+        self._whole = -1 if hasattr(config, "downsample_ratio") else 0
         depth = len(self._blocks)
         stated = _stated_depth(vision_config)
         if depth != stated:
@@ -78,11 +89,12 @@ class HuggingFaceTower:
         self.info = TowerInfo(
             name=name,
             revision=getattr(config, "_commit_hash", None),
-            digest=_digest(tower),
+            digest=digest(tower),
             model_type=vision_config.model_type,
             num_layers=_layers_run(name, config, depth),
             depth=depth,
-            width=int(vision_config.hidden_size),
+            # Qwen2-VL calls by this name the width of the language model.
+            width=int(getattr(vision_config, "embed_dim", vision_config.hidden_size)),
             patches_per_token=self._merge**2,
             global_layers=None if windowed is None else tuple(windowed),
             one_size=not self._is_native,
@@ -165,10 +177,10 @@ class HuggingFaceTower:
         return inputs
 
     def _pixels(self, inputs: Mapping[str, Tensor]) -> Tensor:
-        """Rows of patches; or one picture, `(3, H, W)`: with tiles the first shows all."""
+        """Rows of patches; or one picture, `(3, H, W)`, of tiles the one that shows all."""
         pixels = inputs["pixel_values"]
         while not self._is_native and pixels.dim() > 3:
-            pixels = pixels[0]
+            pixels = pixels[self._whole if pixels.dim() == 4 else 0]
         return pixels
 
     def _colors(self, inputs: Mapping[str, Tensor]) -> NDArray[Any]:
@@ -178,6 +190,7 @@ class HuggingFaceTower:
             colors = pixels.unflatten(-1, (3, -1)).mean(dim=-1)
         else:
             colors = nn.functional.avg_pool2d(pixels, self._patch).flatten(1).T
+            colors = self._by_token(colors, self._grid(inputs))
         array: NDArray[Any] = colors.numpy()
         return array
 
@@ -195,13 +208,16 @@ class HuggingFaceTower:
             _, rows, columns = inputs["image_grid_thw"][0].tolist()
             return rows // self._merge, columns // self._merge
         height, width = self._pixels(inputs).shape[-2:]
-        return height // self._patch, width // self._patch
+        side = self._patch * self._merge
+        return height // side, width // side
 
     def _patches(
         self, state: Tensor, inputs: Mapping[str, Tensor], grid: tuple[int, int]
     ) -> Tensor:
         """The rows of a state that are patches, in raster order of tokens, `(P, d)`."""
         rows = state.reshape(-1, state.shape[-1])[-grid[0] * grid[1] * self._merge**2 :]
+        if not self._is_native:
+            return self._by_token(rows, grid)
         if not hasattr(self._tower, "window_size"):
             return rows
         order, _ = get_vision_window_index(
@@ -213,6 +229,11 @@ class HuggingFaceTower:
         by_token = rows.unflatten(0, (-1, self._merge**2))
         raster: Tensor = by_token[torch.argsort(order.to(rows.device))].flatten(0, 1)
         return raster
+
+    def _by_token(self, rows: Tensor, grid: tuple[int, int]) -> Tensor:
+        """Patches of a picture, `(P, ..)` row by row, with those of a token side by side."""
+        cells = rows.view(grid[0], self._merge, grid[1], self._merge, -1)
+        return cells.transpose(1, 2).flatten(0, 3)
 
     def _check(self, states: list[Tensor], grid: tuple[int, int]) -> None:
         shapes = {tuple(state.shape) for state in states}
@@ -254,6 +275,13 @@ def _stated_depth(vision_config: Any) -> int:
     return int(getattr(vision_config, "num_hidden_layers", None) or vision_config.depth)
 
 
+def _patches_merged(config: Any) -> int:
+    """How many patches a token has along each side."""
+    if ratio := getattr(config, "downsample_ratio", None):
+        return round(1 / float(ratio))
+    return int(getattr(getattr(config, "vision_config", config), "spatial_merge_size", 1) or 1)
+
+
 def _layers_run(name: str, config: Any, depth: int) -> int:
     """How many blocks the server runs: up to the one whose output is projected."""
     layer = getattr(config, "vision_feature_layer", depth)
@@ -262,61 +290,3 @@ def _layers_run(name: str, config: Any, depth: int) -> int:
             f"{name} projects the states of several layers, {layer}; a profile describes one"
         )
     return layer if layer >= 0 else depth + 1 + layer
-
-
-def _load_weights(tower: nn.Module, model: str) -> None:
-    """Fill a tower with the weights that a checkpoint has under any prefix."""
-    files = _weight_files(model)
-    wanted = {name.removeprefix("vision_model."): p for name, p in tower.state_dict().items()}
-    probe = max(wanted, key=len)
-    prefixes = sorted(
-        (key.removesuffix(probe) for key in files if key.endswith(probe)),
-        key=lambda prefix: sum(f"{prefix}{name}" in files for name in wanted),
-    )
-    prefix = prefixes[-1] if prefixes else ""
-    if missing := [name for name in wanted if f"{prefix}{name}" not in files]:
-        raise CalibrationError(
-            f"{model}: {len(missing)} of {len(wanted)} weights of the vision tower are missing, "
-            f"{missing[0]} among them; the checkpoint does not fit its configuration"
-        )
-    by_file: dict[str, list[str]] = {}
-    for name in wanted:
-        by_file.setdefault(files[f"{prefix}{name}"], []).append(name)
-    for file, names in by_file.items():
-        with safe_open(_fetched(model, file), "pt") as stored:
-            for name in names:
-                weight = stored.get_tensor(f"{prefix}{name}")
-                if weight.shape != wanted[name].shape:
-                    raise CalibrationError(
-                        f"{model}: {name} must have the shape {tuple(wanted[name].shape)}, got "
-                        f"{tuple(weight.shape)}; the checkpoint does not fit its configuration"
-                    )
-                wanted[name].copy_(weight)
-
-
-def _weight_files(model: str) -> dict[str, str]:
-    """Which file of a checkpoint holds each weight."""
-    try:
-        index = json.loads(Path(_fetched(model, _INDEX)).read_text(encoding="utf-8"))
-        files: dict[str, str] = index["weight_map"]
-        return files
-    except (EntryNotFoundError, OSError):
-        pass
-    try:
-        with safe_open(_fetched(model, _WEIGHTS), "pt") as stored:
-            return dict.fromkeys(stored.keys(), _WEIGHTS)
-    except (EntryNotFoundError, HfHubHTTPError, OSError) as error:
-        raise CalibrationError(f"{model} has no safetensors weights: {error}") from error
-
-
-def _fetched(model: str, file: str) -> str:
-    """The path of a file of a model folder, or of a model on the hub."""
-    return str(Path(model) / file) if Path(model).is_dir() else hf_hub_download(model, file)
-
-
-def _digest(tower: nn.Module) -> str:
-    digest = hashlib.sha256()
-    for name, weight in sorted(tower.state_dict().items()):
-        digest.update(name.encode())
-        digest.update(weight.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()

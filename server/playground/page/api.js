@@ -43,7 +43,12 @@ async function reason(response) {
   return `The server answered ${response.status} ${response.statusText}`.trim() + ".";
 }
 
-export const describe = async () => (await call("v1/pruning")).json();
+/** What the server is and can do; `root` is what its model was loaded from. */
+export async function describe() {
+  const server = await (await call("v1/pruning")).json();
+  const { data } = await (await call("v1/models")).json();
+  return { ...server, root: data.find(({ id }) => id === server.model)?.root ?? server.model };
+}
 
 export const explanation = async (id, signal) => (await call(`v1/pruning/${id}`, { signal })).json();
 

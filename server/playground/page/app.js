@@ -117,7 +117,7 @@ function showCode() {
   if (!server) return;
   const { methods, question } = settings.current();
   $("copy-text").textContent = snippet(language, {
-    model: server.model, question, items: media.items(), fields: fields(methods[0]),
+    model: server.model, root: server.root, question, items: media.items(), fields: fields(methods[0]),
   });
 }
 
