@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ast
+import base64
+import contextlib
 import json
 import os
 import shutil
@@ -176,12 +179,15 @@ def test_the_link_holds_the_settings(page: Page, server: Server, browser: Browse
     other.close()
 
 
+QUESTION = 'What\'s "here", is it true, or null}, and $HOME? @@no@@'
+
+
 @pytest.mark.parametrize("language", ["curl", "python", "javascript"])
 def test_copied_code_runs_as_pasted(
     page: Page, server: Server, picture: Path, language: str
 ) -> None:
     open_page(page, server.url)
-    ask(page, picture, 'What\'s "here", and $HOME?')
+    ask(page, picture, QUESTION)
     answer = page.locator(".column").nth(1).locator(".answer").inner_text()
     page.click("#copy summary")
     page.check(f"#copy-tabs input[value={language}]")
@@ -204,6 +210,61 @@ def test_copied_code_runs_as_pasted(
         assert body["usage"]["prompt_tokens_details"]["visual_tokens"] == 64
         said = body["choices"][0]["message"]["content"]
     assert said.split()[:2] == _first_words(page, answer)[:2]
+
+
+@pytest.mark.parametrize("size", [(400, 300), (900, 700)])
+def test_copied_code_holds_what_was_asked(
+    page: Page, server: Server, tmp_path: Path, size: tuple[int, int]
+) -> None:
+    # The larger one is too long to stand in the code, which then reads it.
+    picture = tmp_path / 'it\'s a "noise".png'
+    Image.effect_noise(size, 90).save(picture)
+    open_page(page, server.url)
+    page.set_input_files("#file", picture)
+    page.fill("#question", QUESTION)
+    codes = {
+        language: page.evaluate(
+            """language => Promise.all(["snippets", "media"].map(
+                (name) => import(`./playground/${name}.js`))).then(([snippets, media]) =>
+                    snippets.snippet(language, {model: "m", root: "r/m", items: media.items(),
+                        question: document.getElementById("question").value,
+                        fields: {retention: 0.5, pruning: {explain: true}}}))""",
+            language,
+        )
+        for language in ("curl", "python", "offline")
+    }
+    url = f"data:image/png;base64,{base64.b64encode(picture.read_bytes()).decode()}"
+    run = subprocess.run(
+        ["bash", "-c", codes["curl"].rpartition("|\n")[0]],
+        cwd=tmp_path, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    body = json.loads(run.stdout)
+    assert body["messages"][0]["content"] == [
+        {"type": "image_url", "image_url": {"url": url}},
+        {"type": "text", "text": QUESTION},
+    ]
+    for language, receiver in (("python", "create"), ("offline", "chat")):
+        assert _called(codes[language], receiver, tmp_path) == body["messages"]
+    assert "LLM('r/m')" in ast.unparse(ast.parse(codes["offline"]))
+
+
+def _called(code: str, receiver: str, folder: Path) -> Any:
+    """The messages that copied Python hands over; nobody is asked."""
+    tree = ast.parse(code)
+    names: dict[str, Any] = {}
+    known = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
+    imports = "import base64\nfrom pathlib import Path\n"
+    exec(imports + "\n".join(map(ast.unparse, known)), names)
+    (call,) = (
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr == receiver
+    )
+    named = {keyword.arg: keyword.value for keyword in call.keywords}
+    with contextlib.chdir(folder):
+        return eval(ast.unparse(named.get("messages") or call.args[0]), names)
 
 
 def _first_words(page: Page, answer: str) -> list[str]:
