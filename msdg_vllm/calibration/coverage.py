@@ -22,6 +22,7 @@ RETENTIONS = (Fraction(1, 3), Fraction(2, 9), Fraction(1, 9))
 MEASURES = ("instance area", "instances hit", "classes present")
 PROFILE, SCALED, OUTPUT = "this profile", "u scaled to a mean of 1", "groups of output features"
 UNRANKED = "groups, equal shares, random ranking"
+DIVPRUNE, RANDOM = "DivPrune on output features", "random"
 _SHOWN = 0.5  # a token shows an instance that covers half of it
 Indices = NDArray[np.int64]
 
@@ -80,10 +81,10 @@ def keep_by_all(encoded: Encoded, profile: EncoderProfile, info: TowerInfo, scal
     variants[UNRANKED] = chosen(profile, constant)[0]
     places = np.flatnonzero(encoded.valid)
     budgets = [num_kept_tokens(len(places), float(r)) for r in RETENTIONS]
-    variants["DivPrune on output features"] = _divprune(encoded, info, profile, places, budgets)
+    variants[DIVPRUNE] = _divprune(encoded, info, profile, places, budgets)
     variants["centre of the image"] = _top(centre_prior(encoded.grid)[places], places, budgets)
     order = np.random.default_rng(0).random(len(places))
-    variants["random"] = _top(order, places, budgets)
+    variants[RANDOM] = _top(order, places, budgets)
     return Kept(variants, signals)
 
 

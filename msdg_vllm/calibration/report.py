@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from msdg_vllm.calibration.coverage import MEASURES, RETENTIONS
+from msdg_vllm.calibration.coverage import DIVPRUNE, MEASURES, RANDOM, RETENTIONS
 from msdg_vllm.calibration.directions import direction_name
 from msdg_vllm.calibration.findings import position_share
 from msdg_vllm.calibration.looking import Record
@@ -95,6 +95,14 @@ def next_steps(calibration: Calibration) -> list[str]:
         steps.append(
             "Without saliency only groups and the question decide; compare with `divprune`."
         )
+    checks, row = calibration.checks, calibration.settled.row
+    for name, advice in ((DIVPRUNE, "serve with `divprune`"), (RANDOM, "use another method")):
+        more = checks.gain(name, row)
+        if more is not None and more.low[0] > 0:
+            steps.append(
+                f"{name} covers {more.mean[0]:.1%} more than this profile (at least "
+                f"{more.low[0]:.1%}): {advice}, or compare both on your own task."
+            )
     ap = {name: curve.mean[0] for name, curve in calibration.checks.ap.items()}
     directions = {name: value for name, value in ap.items() if name.startswith("direction")}
     if directions:

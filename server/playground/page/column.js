@@ -86,8 +86,8 @@ export class Column {
     const isStrip = this.tiles.length > 1;
     this.pictures.classList.toggle("strip", isStrip);
     this.pictures.replaceChildren(...this.tiles.map(({ figure }) => figure));
-    const encoded = images.map(({ encoder_ran: ran }) => ran).filter((ran) => ran !== undefined && ran !== null);
-    if (encoded.length) this.numbers.append(row("Vision encoder ran", encoded.some(Boolean) ? "yes" : "no, remembered"));
+    const encoded = images.map((image) => image.encoded).filter((ran) => ran !== undefined);
+    if (encoded.length) this.numbers.append(row("Vision encoder ran", encoded.some(Boolean) ? "yes" : "no, the picture was remembered"));
   }
 
   show(layer) {

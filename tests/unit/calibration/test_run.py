@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from msdg_vllm.calibration.checking import summarize
+from msdg_vllm.calibration.coverage import DIVPRUNE
 from msdg_vllm.calibration.images import find_images, num_near_duplicates
 from msdg_vllm.calibration.masks import open_masks
 from msdg_vllm.calibration.records import Records
-from msdg_vllm.calibration.report import render
+from msdg_vllm.calibration.report import next_steps, render
 from msdg_vllm.calibration.run import Calibration, calibrate
 from msdg_vllm.core.errors import CalibrationError
 from msdg_vllm.core.profiles import EncoderProfile
@@ -72,6 +75,19 @@ def test_the_table_compares_with_simpler_ways(with_masks: Calibration) -> None:
     assert all(curve.mean.shape == (9,) for curve in coverage.values())
     assert coverage["random"].mean[0] < coverage["groups, equal shares, random ranking"].mean[0]
     assert with_masks.checks.anchors > 20
+
+
+def test_a_simpler_way_that_covers_more_is_what_to_try_next(with_masks: Calibration) -> None:
+    assert not any("DivPrune" in step for step in next_steps(with_masks))
+    records = []
+    for record in with_masks.checks.records:
+        coverage = np.full_like(record["coverage"], 0.5)
+        coverage[record["coverage_names"] == DIVPRUNE] = 1.0
+        records.append({**record, "coverage": coverage})
+    better = replace(with_masks, checks=summarize(records))
+    (step,) = (step for step in next_steps(better) if "DivPrune" in step)
+    assert "covers 50.0% more than this profile" in step
+    assert "`divprune`" in step
 
 
 def test_an_interrupted_run_goes_on_where_it_stopped(photos: list[Path], tmp_path: Path) -> None:
