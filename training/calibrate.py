@@ -37,7 +37,7 @@ def item_mask(scene: Scene, width: int, height: int) -> NDArray[np.uint8]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--model", type=Path, default=MODELS / "scenes-llava")
-    parser.add_argument("--scenes", type=int, default=512, help="training pictures to look at")
+    parser.add_argument("--scenes", type=int, default=256, help="training pictures to look at")
     parser.add_argument("--width", type=int, default=3, help="updates in the saliency window")
     parser.add_argument("--output", type=Path, help=f"default: {PROFILE} in the model's folder")
     parser.add_argument("--report", type=Path, help="default: build/calibration/MODEL")

@@ -14,6 +14,7 @@ from benchmarks.quality.inference import PROFILE, Row, SceneModel, load_model
 from benchmarks.quality.questions import ask_one_of_each
 from benchmarks.quality.scenes import sample_scene
 from benchmarks.quality.variants import OURS
+from msdg_vllm.calibration.loading import load_tower
 from msdg_vllm.core.profiles import EncoderProfile
 from training.evaluate import pruned_settings
 from training.export import HASHES, MODELS, WEIGHTS, sha256
@@ -77,7 +78,10 @@ def test_the_profile_names_layers_the_tower_has(model):
     profile = EncoderProfile.load(model.folder / PROFILE)
     assert max(profile.layers) <= model.num_layers - 1
     assert profile.features_layer == model.output_layer
-    assert profile.sink_coordinate < model.model.config.vision_config.hidden_size
+    assert profile.sink_layer is None
+    assert profile.provenance is not None
+    assert profile.provenance["model"] == model.folder.name
+    assert profile.provenance["encoder"]["sha256"] == load_tower(str(model.folder)).info.digest
 
 
 @torch.inference_mode()
