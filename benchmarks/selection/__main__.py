@@ -2,6 +2,7 @@
 
     python -m benchmarks.selection
     python -m benchmarks.selection --launches     # counts and estimates alone, in seconds
+    python -m benchmarks.selection --memory       # what pruning adds to an encoder's memory
 
 Prints three tables: launches on a device and what they would take, by count and estimate; then,
 timed on this CPU, the two halves of MSDG-Prune and all methods behind one call. Writes the
@@ -24,6 +25,7 @@ from benchmarks.selection.launch_table import (
     launch_table,
     micro_batch_line,
 )
+from benchmarks.selection.memory import memory_table
 from benchmarks.selection.method_costs import measure_methods, method_table
 from benchmarks.selection.yardstick import ENCODER_WIDTH, LLM_WIDTH, NUM_QUERY_TOKENS, RETENTION
 from benchmarks.shared.provenance import RESULTS, processor_name
@@ -57,7 +59,15 @@ def main() -> None:
         action="store_true",
         help="count launches on a device and estimate their time; time nothing",
     )
+    parser.add_argument(
+        "--memory",
+        action="store_true",
+        help="count the memory that pruning adds to an encoder's run; time nothing",
+    )
     arguments = parser.parse_args()
+    if arguments.memory:
+        print(memory_table())
+        return
     launches = launch_costs()
     print(launch_table(launches))
     print()

@@ -6,7 +6,8 @@ copies to it, and our own kernels. No GPU is needed, and nothing is timed.
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from torch.utils._pytree import tree_leaves
 from msdg_vllm.core import kernels, num_kept_tokens
 from msdg_vllm.core.kernels import Launch
 from msdg_vllm.core.profiles import built_in_profile
+from msdg_vllm.core.stream import token_signals
 from msdg_vllm.methods import (
     METHODS,
     Encoder,
@@ -132,6 +134,11 @@ def count(method_name: str, shape: Shape) -> tuple[Work, Work]:
     """
     method = method_named(method_name)
     images = _images(shape)
+    encoder = images[0].encoder
+    num_patches = shape.num_tokens * shape.patches_per_token
+    batch = torch.empty(
+        shape.num_images, num_patches, shape.width, dtype=torch.bfloat16, device="meta"
+    )
     budget = num_kept_tokens(shape.num_tokens, RETENTION)
     queries = [
         torch.empty(
@@ -145,6 +152,18 @@ def count(method_name: str, shape: Shape) -> tuple[Work, Work]:
         for row in range(shape.num_images)
     ]
     with _counted() as analysis:
+        if layers := method.needs(encoder).token_signals:
+            # As the engine does, for all images while the encoder runs.
+            signals = token_signals(
+                dict.fromkeys(layers, batch), encoder.measured, shape.patches_per_token
+            )
+            images = [
+                replace(
+                    image,
+                    signals=replace(image.signals, token_signals=signals.map(itemgetter(row))),
+                )
+                for row, image in enumerate(images)
+            ]
         analyses = method.analyze(images)
     with _counted() as selection:
         method.select_all(analyses, questions)

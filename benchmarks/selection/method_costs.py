@@ -112,7 +112,7 @@ def _make_images(num_images: int, num_tokens: int) -> list[Image]:
     return [
         Image(
             signals=Signals(
-                states={n: tokens(ENCODER_WIDTH) for n in needs.states},
+                states={n: tokens(ENCODER_WIDTH) for n in (*needs.states, *needs.token_signals)},
                 features=tokens(ENCODER_WIDTH),
                 class_attention={n: tokens().abs() for n in needs.class_attention},
                 received_attention={n: tokens().abs() for n in needs.received_attention},

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
+from operator import itemgetter
 
 import torch
 from torch import Tensor
@@ -12,7 +13,8 @@ from msdg_vllm.core.errors import ShapeError
 from msdg_vllm.core.grouping import group_tokens
 from msdg_vllm.core.options import PAPER, SelectionOptions
 from msdg_vllm.core.profiles import EncoderProfile
-from msdg_vllm.core.signals import full_precision, token_signals
+from msdg_vllm.core.signals import full_precision
+from msdg_vllm.core.stream import TokenSignals, token_signals
 
 # Rows that are handled together, by type of device; all of them where none is named. A GPU wants
 # few launches, a CPU the directions of one image in its cache. The result is the same.
@@ -116,81 +118,74 @@ def analyze_image(
         raise ShapeError(f"valid must be {(*lead, num_tokens)}, got {tuple(valid.shape)}")
 
     num_rows = prod(lead)
-    by_row = {n: states[n].reshape(num_rows, *states[n].shape[-2:]).unbind() for n in layers}
-    signals = analyze_images(
-        [{n: state[r] for n, state in by_row.items()} for r in range(num_rows)],
-        profile,
-        patches_per_token,
-        valid=None if valid is None else valid.reshape(num_rows, -1).bool(),
-        saliency=None if saliency is None else saliency.reshape(num_rows, -1).unbind(),
-        options=options,
-    )
-    return signals.map(lambda tensor: tensor.reshape((*lead, *tensor.shape[1:])))
+    by_row = {n: states[n].reshape(num_rows, *states[n].shape[-2:]) for n in layers}
+    given = None if saliency is None else saliency.reshape(num_rows, -1)
+    mask = None if valid is None else valid.reshape(num_rows, -1).bool()
+    parts = []
+    for rows in _row_chunks(num_rows, per_patch[0].device):
+        signals = token_signals(
+            {n: state[rows] for n, state in by_row.items()},
+            profile,
+            patches_per_token,
+            None if given is None else given[rows],
+            options,
+        )
+        images = [signals.map(itemgetter(row)) for row in range(len(signals.saliency))]
+        own = None if mask is None else mask[rows]
+        parts.append(analyze_tokens(images, profile, valid=own, options=options))
+    return _joined(parts).map(lambda tensor: tensor.reshape((*lead, *tensor.shape[1:])))
 
 
 @torch.no_grad()
-def analyze_images(
-    states: Sequence[Mapping[int, Tensor]],
+def analyze_tokens(
+    images: Sequence[TokenSignals],
     profile: EncoderProfile,
-    patches_per_token: int = 1,
     *,
     valid: Tensor | None = None,
-    saliency: Sequence[Tensor] | None = None,
     options: SelectionOptions = PAPER,
 ) -> ImageSignals:
-    """`analyze_image` for R images of one size whose states, `(N * patches_per_token, d)`, are
-    not in one tensor: nothing is copied to bring them together.
+    """Return the signals of R images of one size, of whose states only those of tokens are left.
+
+    `analyze_image` is `token_signals`, then this.
+
+    Args:
+        images: The signals of the tokens of each image, `(N,)`, from a `TokenStream`.
+        profile: The settings for the encoder.
+        valid: `(R, N)` bool, False for padding.
+        options: Which variant of the method.
     """
-    num_rows = len(states)
-    given: Sequence[Tensor | None] = [None] * num_rows if saliency is None else saliency
-    device = next(iter(states[0].values()) if states[0] else iter(saliency or ())).device
+    device = images[0].saliency.device
     if options == PAPER:
-        signals = kernels.run(
-            device, lambda: _by_kernels(states, profile, patches_per_token, valid)
-        )
+        signals = kernels.run(device, lambda: _by_kernels(images, profile, valid))
         if signals is not None:
             return signals
-    step = min(_ROWS_AT_ONCE.get(device.type, num_rows), num_rows)
-    chunks = [slice(start, start + step) for start in range(0, num_rows, step)]
     with full_precision(device):
-        parts = [
-            _analyze_rows(
-                states[chunk],
-                given[chunk],
-                None if valid is None else valid[chunk],
-                profile,
-                patches_per_token,
-                options,
-            )
-            for chunk in chunks
-        ]
-        return _joined(parts)
+        return _joined(
+            [
+                _analyze_rows(images[rows], None if valid is None else valid[rows], profile)
+                for rows in _row_chunks(len(images), device)
+            ]
+        )
+
+
+def _row_chunks(num_rows: int, device: torch.device) -> list[slice]:
+    """Rows that are handled together."""
+    step = min(_ROWS_AT_ONCE.get(device.type, num_rows), num_rows)
+    return [slice(start, start + step) for start in range(0, num_rows, step)]
 
 
 def _by_kernels(
-    states: Sequence[Mapping[int, Tensor]],
-    profile: EncoderProfile,
-    patches_per_token: int,
-    valid: Tensor | None,
+    images: Sequence[TokenSignals], profile: EncoderProfile, valid: Tensor | None
 ) -> ImageSignals:
-    from msdg_vllm.core.kernels.analysis import analyze_rows  # loads Triton
+    from msdg_vllm.core.kernels import analysis  # loads Triton
 
-    return analyze_rows(states, profile, patches_per_token, valid)
+    return analysis.analyze_tokens(images, profile, valid)
 
 
 def _analyze_rows(
-    states: Sequence[Mapping[int, Tensor]],
-    given_saliency: Sequence[Tensor | None],
-    valid: Tensor | None,
-    profile: EncoderProfile,
-    patches_per_token: int,
-    options: SelectionOptions,
+    rows: Sequence[TokenSignals], valid: Tensor | None, profile: EncoderProfile
 ) -> ImageSignals:
-    """`analyze_image` for rows that are handled together, `(R, ..)`."""
-    rows = [
-        token_signals(row, profile, patches_per_token, given, options)
-        for row, given in zip(states, given_saliency, strict=True)
-    ]
+    """`analyze_tokens` for rows that are handled together."""
     # Line 1.
     activation = torch.stack([row.activation for row in rows])  # (R, N)
     sink_mask = activation > profile.sink_threshold

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from msdg_vllm.core.budget import validate_count
+from msdg_vllm.core.stream import TokenSignals
 from msdg_vllm.methods.needs import Encoder
 
 
@@ -29,6 +30,8 @@ class Signals:
 
     Attributes:
         states: The state that enters each layer, `(.., P, d)`.
+        token_signals: What the states say about each token by itself, `(.., N)`; None if not
+            asked for.
         features: What is handed to the projector, `(.., P, d)`; None if not asked for.
         class_attention: The attention of the class token to each patch, averaged over heads,
             `(.., P)` float32; with its attention to itself a row adds up to 1.
@@ -41,20 +44,31 @@ class Signals:
     """
 
     states: Mapping[int, Tensor] = field(default_factory=dict)
+    token_signals: TokenSignals | None = None
     features: Tensor | None = None
     class_attention: Mapping[int, Tensor] = field(default_factory=dict)
     received_attention: Mapping[int, Tensor] = field(default_factory=dict)
     keys: Mapping[int, Tensor] = field(default_factory=dict)
     mlp_updates: Mapping[int, Tensor] = field(default_factory=dict)
 
-    def map(self, function: Callable[[Tensor], Tensor]) -> "Signals":
-        """Return the signals with `function` applied to each tensor."""
+    def map(
+        self,
+        function: Callable[[Tensor], Tensor],
+        of_tokens: Callable[[Tensor], Tensor] | None = None,
+    ) -> "Signals":
+        """Return the signals with `function` applied to each tensor.
+
+        Where a token is more than a patch, `of_tokens` does for tokens what `function` does for
+        patches; without it `function` does both.
+        """
+        tokens = self.token_signals
 
         def mapped(tensors: Mapping[int, Tensor]) -> dict[int, Tensor]:
             return {layer: function(tensor) for layer, tensor in tensors.items()}
 
         return Signals(
             states=mapped(self.states),
+            token_signals=None if tokens is None else tokens.map(of_tokens or function),
             features=None if self.features is None else function(self.features),
             class_attention=mapped(self.class_attention),
             received_attention=mapped(self.received_attention),
@@ -119,9 +133,8 @@ class Image:
             by_token: Tensor = tensor.unflatten(0, (-1, self.encoder.patches_per_token))
             return by_token[places].flatten(0, 1)
 
-        return replace(
-            self, signals=self.signals.map(taken), visual=self.visual[places], places=None
-        )
+        signals = self.signals.map(taken, lambda tensor: tensor[places])
+        return replace(self, signals=signals, visual=self.visual[places], places=None)
 
 
 @dataclass(frozen=True, slots=True)

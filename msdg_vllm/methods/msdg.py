@@ -2,13 +2,15 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 
 import torch
 from torch import Tensor
 
 from msdg_vllm.core import ImageSignals
-from msdg_vllm.core.analysis import analyze_images
+from msdg_vllm.core.analysis import analyze_tokens
 from msdg_vllm.core.selection import select_images
+from msdg_vllm.core.stream import TokenSignals, token_signals
 from msdg_vllm.methods.image import Image, Question, Selection
 from msdg_vllm.methods.method import Method
 from msdg_vllm.methods.needs import Encoder, Needs
@@ -33,7 +35,7 @@ class Msdg(Method):
     keeps_findings = True
 
     def needs(self, encoder: Encoder) -> Needs:
-        return Needs(states=encoder.measured.layers, query=True)
+        return Needs(token_signals=encoder.measured.layers, query=True)
 
     def select(self, image: Image, budget: int) -> Selection:
         (selection,) = self.select_all(self.analyze([image]), [Question(budget, image.query)])
@@ -41,10 +43,9 @@ class Msdg(Method):
 
     def analyze(self, images: Sequence[Image]) -> list[Analyzed]:
         has_padding = any(image.places is not None for image in images)
-        signals = analyze_images(
-            [image.signals.states for image in images],
+        signals = analyze_tokens(
+            [_token_signals(image) for image in images],
             images[0].encoder.measured,
-            images[0].encoder.patches_per_token,
             valid=torch.stack([image.valid for image in images]) if has_padding else None,
         )
         return [Analyzed(signals[row], image.visual) for row, image in enumerate(images)]
@@ -73,3 +74,13 @@ class Msdg(Method):
             )
             for image, (indices, scores) in zip(analyses, selected, strict=True)
         ]
+
+
+def _token_signals(image: Image) -> TokenSignals:
+    """What an encoder made of an image on its way; or what its states, all at hand, still say."""
+    if image.signals.token_signals is not None:
+        return image.signals.token_signals
+    encoder = image.encoder
+    states = {n: image.signals.states[n].unsqueeze(0) for n in encoder.measured.layers}
+    signals = token_signals(states, encoder.measured, encoder.patches_per_token)
+    return signals.map(itemgetter(0))

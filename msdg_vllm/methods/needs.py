@@ -4,6 +4,9 @@ from dataclasses import dataclass, fields
 
 from msdg_vllm.core.profiles import EncoderProfile
 
+STATES_OF_TOKEN_SIGNALS = 4
+"""What the signals of tokens take at most, in states: two that are held, directions, groups."""
+
 
 @dataclass(frozen=True, slots=True)
 class Encoder:
@@ -55,6 +58,8 @@ class Needs:
 
     Attributes:
         states: Layers whose input states are read; `Encoder.num_layers` is the output.
+        token_signals: Layers of which the signals of tokens by the encoder's profile are read; an
+            engine that reduces no states on the way hands over these states.
         features: Whether what is handed to the projector is read.
         class_attention: Layers of which the attention row of the class token is read.
         received_attention: Layers of which the attention that each patch receives is read; their
@@ -68,6 +73,7 @@ class Needs:
     """
 
     states: tuple[int, ...] = ()
+    token_signals: tuple[int, ...] = ()
     features: bool = False
     class_attention: tuple[int, ...] = ()
     received_attention: tuple[int, ...] = ()
@@ -92,8 +98,13 @@ class Needs:
     @property
     def reads_encoder(self) -> bool:
         """Whether anything of the encoder is read but the projected tokens."""
-        layers = (*self.states, *self.attention_layers, *self.mlp_updates)
+        layers = (*self.states, *self.token_signals, *self.attention_layers, *self.mlp_updates)
         return self.features or bool(layers)
+
+    @property
+    def num_held_states(self) -> int:
+        """How many states' worth of memory an engine that reduces states on the way may need."""
+        return len(self.states) + (STATES_OF_TOKEN_SIGNALS if self.token_signals else 0)
 
     @property
     def attention_layers(self) -> tuple[int, ...]:
@@ -118,7 +129,7 @@ def unmet_need(needs: Needs, encoder: Encoder) -> str | None:
             f"encoder only layers {', '.join(map(str, encoder.global_layers or ()))} have it"
         )
     layers = {*needs.attention_layers, *needs.mlp_updates}
-    states = {layer for layer in needs.states if layer > encoder.num_layers}
+    states = {n for n in (*needs.states, *needs.token_signals) if n > encoder.num_layers}
     if beyond := sorted({layer for layer in layers if layer >= encoder.num_layers} | states):
         return f"layer {beyond[-1]}, and this vision encoder runs {encoder.num_layers} layers"
     return None

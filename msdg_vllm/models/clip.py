@@ -13,6 +13,7 @@ from transformers import CLIPVisionConfig
 from vllm.model_executor.models.llava import _get_num_hidden_layers
 
 from msdg_vllm.core.profiles import EncoderProfile
+from msdg_vllm.core.stream import TokenStream
 from msdg_vllm.engine.worker.capture import capture_signals
 from msdg_vllm.methods import Encoder, Needs, Signals
 
@@ -32,17 +33,33 @@ def blocks_of(tower: Any) -> Sequence[nn.Module]:
     return blocks
 
 
-def capture(tower: Any, needs: Needs) -> AbstractContextManager[Signals]:
+def num_leading_tokens(hf_config: Any) -> int:
+    """Tokens of the tower before the first that is projected: the class token, or none."""
+    return int(hf_config.vision_feature_select_strategy == "default")
+
+
+def capture(
+    tower: Any, needs: Needs, stream: TokenStream | None, num_leading: int
+) -> AbstractContextManager[Signals]:
     """Capture what `needs` names while the tower runs inside."""
-    return capture_signals(blocks_of(tower), needs, lambda block: block.self_attn)
+    return capture_signals(
+        blocks_of(tower),
+        needs,
+        lambda block: block.self_attn,
+        stream=stream,
+        rows_of=lambda state: state[:, num_leading:],
+    )
 
 
-def patch_signals(captured: Signals, features: torch.Tensor, needs: Needs) -> Signals:
+def patch_signals(
+    captured: Signals, features: torch.Tensor, needs: Needs, stream: TokenStream | None
+) -> Signals:
     """What was captured about patches: the class token comes first and is no candidate."""
     num_patches = features.shape[1]
     signals = captured.map(lambda tensor: tensor[:, -num_patches:])
     return replace(
         signals,
+        token_signals=stream.finish() if stream else None,
         features=features if needs.features else None,
         received_attention={
             layer: signals.received_attention[layer] / total.shape[1]

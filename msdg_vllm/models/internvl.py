@@ -110,14 +110,23 @@ class PruningInternVLModel(PruningModel):
         if needs.features:
             # The projector takes whole tokens, and what it takes is the last state.
             needs = needs | Needs(states=(self.encoder.num_layers,))
+        order = async_tensor_h2d(self._patch_order(), device=pixels.device)
+        stream = self.token_stream(needs, order=order)
         with capture_signals(
-            self.encoder_blocks(), needs, self.attention_of, scale_of=self.scale_of
+            self.encoder_blocks(),
+            needs,
+            self.attention_of,
+            stream=stream,
+            rows_of=lambda state: state[:, -len(order) :],
+            scale_of=self.scale_of,
         ) as captured:
             visual = self.extract_feature(pixels)
         layouts = [
             layout_of(count, self.num_image_token) for count in kwargs["image_num_patches"].tolist()
         ]
-        signals = self._patch_signals(captured, needs, visual)
+        signals = self._patch_signals(captured, needs, order)
+        if stream is not None:
+            signals = replace(signals, token_signals=stream.finish())
         return [encoded_images(signals, visual, layouts, pixels)]
 
     def kept_item(
@@ -127,15 +136,18 @@ class PruningInternVLModel(PruningModel):
         pixels = kwargs[self.pixels_name][start : start + len(rows)]
         return EncodedImage(Signals(), rows, layout_of(len(rows), self.num_image_token), pixels)
 
-    def _patch_signals(self, captured: Signals, needs: Needs, visual: torch.Tensor) -> Signals:
-        """What was captured about patches, token by token: the class token comes first."""
-        num_patches = visual.shape[1] * self.encoder.patches_per_token
+    def _patch_order(self) -> torch.Tensor:
+        """Where the encoder has the patches of a tile, token by token, `(P,)`."""
+        num_patches = self.num_image_token * self.encoder.patches_per_token
         side = math.isqrt(num_patches)
         # Which patches make a token is what the model itself does to their numbers.
         numbers = torch.arange(num_patches, dtype=torch.float64).view(1, side, side, 1)
-        order = self.pixel_shuffle(numbers, self.downsample_ratio).flatten().long()
-        on_device = async_tensor_h2d(order, device=visual.device)
-        signals = captured.map(lambda tensor: tensor[:, -num_patches:][:, on_device])
+        order: torch.Tensor = self.pixel_shuffle(numbers, self.downsample_ratio).flatten().long()
+        return order
+
+    def _patch_signals(self, captured: Signals, needs: Needs, order: torch.Tensor) -> Signals:
+        """What was captured about patches, token by token: the class token comes first."""
+        signals = captured.map(lambda tensor: tensor[:, -len(order) :][:, order])
         return replace(
             signals,
             features=signals.states[self.encoder.num_layers] if needs.features else None,

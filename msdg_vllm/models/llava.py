@@ -82,10 +82,11 @@ class PruningLlava(PruningModel, LlavaForConditionalGeneration):
         self, kwargs: Mapping[str, Any], modality: str, needs: Needs
     ) -> list[list[EncodedImage]]:
         pixels = kwargs["pixel_values"]
-        with clip.capture(self.vision_tower, needs) as captured:
+        stream, num_leading = self.token_stream(needs), clip.num_leading_tokens(self.config)
+        with clip.capture(self.vision_tower, needs, stream, num_leading) as captured:
             features: Any = self._image_pixels_to_features(self.vision_tower, pixels)
         layouts = [_layout(features.shape[1])] * len(pixels)
-        signals = clip.patch_signals(captured, features, needs)
+        signals = clip.patch_signals(captured, features, needs, stream)
         projector: Any = self.multi_modal_projector
         return [encoded_images(signals, projector(features), layouts, pixels, projector)]
 

@@ -114,10 +114,11 @@ class PruningLlavaNext(PruningModel, LlavaNextForConditionalGeneration):
     ) -> list[list[EncodedImage]]:
         tower: Any = self.vision_tower
         pixels = torch.cat(kwargs["pixel_values"])
-        with clip.capture(tower, needs) as captured:
+        stream, num_leading = self.token_stream(needs), clip.num_leading_tokens(self.config)
+        with clip.capture(tower, needs, stream, num_leading) as captured:
             features: Any = self._image_pixels_to_features(tower, pixels)
         layouts = [self.tile_layout(kwargs, i) for i in range(len(kwargs["pixel_values"]))]
-        signals = clip.patch_signals(captured, features, needs)
+        signals = clip.patch_signals(captured, features, needs, stream)
         projector: Any = self.multi_modal_projector
         return [encoded_images(signals, projector(features), layouts, pixels, projector)]
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate, pairwise
+from operator import itemgetter
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -78,6 +79,11 @@ def _frames(grids: Sequence[tuple[int, int, int]]) -> list[tuple[int, int]]:
     return list(pairwise(accumulate(lengths, initial=0)))
 
 
+def _of_patches(tensor: torch.Tensor) -> torch.Tensor:
+    """What the encoder computes, `(P, ..)`: it has a dimension of size 1 before or behind."""
+    return tensor.squeeze(0 if tensor.shape[0] == 1 else 1)
+
+
 class PruningQwenVL(PruningModel):
     """Mixin for Qwen's vision models: goes before the stock class in the bases."""
 
@@ -126,21 +132,29 @@ class PruningQwenVL(PruningModel):
         if needs.features:
             # The merger takes whole tokens, and what it takes is the last state.
             needs = needs | Needs(states=(self.encoder.num_layers,))
+        order = self.raster_order(metadata)
+        # The fused norm of some platforms writes to its input, so states that are held are copied.
+        stream = self.token_stream(needs, order=self._patch_order(order), copies=True)
         with capture_signals(
             self.encoder_blocks(),
             needs,
             lambda block: block.attn,
+            stream=stream,
+            rows_of=lambda state: _of_patches(state).unsqueeze(0),
             spans=_frames(grids),
-            # The fused norm of some platforms writes to its input, so states are copied.
             copy=True,
         ) as captured:
             rows = self.visual(kwargs[_PIXELS[modality]], grid_thw=None, encoder_metadata=metadata)
-        order = self.raster_order(metadata)
+        tokens = stream.finish() if stream else None
         start = 0
         for index, shape in enumerate(map(self._merged, grids)):
             end = start + math.prod(shape)
-            places = slice(start, end) if order is None else order[start:end]
-            signals = self._item_signals(captured, places, needs)
+            here = slice(start, end)
+            signals = self._item_signals(captured, here if order is None else order[here], needs)
+            if tokens is not None:
+                signals = replace(
+                    signals, token_signals=tokens.map(itemgetter((slice(None), here)))
+                )
             image = self.kept_item(kwargs, modality, index, rows[None, start:end])
             yield [replace(image, signals=signals)]
             start = end
@@ -166,6 +180,14 @@ class PruningQwenVL(PruningModel):
             rows=rows,
         )
 
+    def _patch_order(self, order: torch.Tensor | None) -> torch.Tensor | None:
+        """Where the tower has each patch, given where it has each token."""
+        if order is None:
+            return None
+        patches = self.encoder.patches_per_token
+        within = torch.arange(patches, device=order.device)
+        return (order.unsqueeze(-1) * patches + within).flatten()
+
     def _item_signals(
         self, captured: Signals, places: slice | torch.Tensor, needs: Needs
     ) -> Signals:
@@ -173,8 +195,7 @@ class PruningQwenVL(PruningModel):
         patches = self.encoder.patches_per_token
 
         def taken(tensor: torch.Tensor) -> torch.Tensor:
-            # The encoder has a dimension of size 1 before or behind that of the patches.
-            by_token = tensor.squeeze(0 if tensor.shape[0] == 1 else 1).unflatten(0, (-1, patches))
+            by_token = _of_patches(tensor).unflatten(0, (-1, patches))
             return by_token[places].flatten(0, 1).unsqueeze(0)
 
         signals = captured.map(taken)

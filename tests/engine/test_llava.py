@@ -89,7 +89,7 @@ def test_calibration_sees_the_states_that_the_server_captures(
 ) -> None:
     picture = picture_of(kind, 22)
     llm.apply_model(record_states)
-    generate(llm, [ask(QUESTIONS[0], picture, retention=0.05)], max_tokens=1)
+    generate(llm, [ask(QUESTIONS[0], picture, retention=0.05, method="evocut")], max_tokens=1)
     ((states,),) = llm.apply_model(take_states)
     encoded = load_tower(str(folder)).encode(picture)
     assert encoded.valid.all()

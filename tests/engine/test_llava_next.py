@@ -153,7 +153,7 @@ def test_all_tiles_of_all_images_are_analysed_and_chosen_in_one_batch(llm: Any) 
     llm.apply_model(watch_decisions)
     generate(llm, [ask(QUESTIONS[0], *images, retention=0.111)])
     assert llm.apply_model(tower_batches) == [[10]]
-    assert llm.apply_model(decision_batches) == [[("analyze_images", 10), ("select_images", 10)]]
+    assert llm.apply_model(decision_batches) == [[("analyze_tokens", 10), ("select_images", 10)]]
 
 
 def watch_decisions(model: Any) -> None:
@@ -161,7 +161,7 @@ def watch_decisions(model: Any) -> None:
     from msdg_vllm.methods import msdg
 
     model.decision_batches = []
-    for name in ("analyze_images", "select_images"):
+    for name in ("analyze_tokens", "select_images"):
         original = getattr(msdg, name)
 
         def noted(

@@ -73,13 +73,13 @@ def llm(folder: Path) -> Iterator[Any]:
 def test_captured_states_equal_hugging_face(llm: Any, oracle: QwenOracle, kind: str) -> None:
     picture = picture_of(kind, 21)
     llm.apply_model(record_states)
-    generate(llm, [ask(QUESTIONS[0], picture, retention=0.05)], max_tokens=1)
+    generate(llm, [ask(QUESTIONS[0], picture, retention=0.05, method="evocut")], max_tokens=1)
     ((states,),) = llm.apply_model(take_states)
     inputs = oracle.inputs(prompt_of(QUESTIONS[0], picture), [Medium(picture, "", 1.0)])
     expected, _ = oracle.encode(inputs["pixel_values"], inputs["image_grid_thw"][0])
     _, rows, columns = inputs["image_grid_thw"][0].tolist()
     assert max(rows, columns) > 8, "one attention window would not be permuted"
-    assert set(states) == set(oracle.profile.layers)
+    assert set(states) >= set(oracle.profile.layers)
     for layer, state in states.items():
         assert (torch.from_numpy(state) - expected[layer]).abs().max() < 1e-4
 
@@ -90,7 +90,7 @@ def test_calibration_sees_the_states_that_the_server_captures(
 ) -> None:
     picture = picture_of(kind, 22)
     llm.apply_model(record_states)
-    generate(llm, [ask(QUESTIONS[0], picture, retention=0.05)], max_tokens=1)
+    generate(llm, [ask(QUESTIONS[0], picture, retention=0.05, method="evocut")], max_tokens=1)
     ((states,),) = llm.apply_model(take_states)
     encoded = load_tower(str(folder)).encode(picture)
     for layer, state in states.items():

@@ -1,6 +1,6 @@
 """The query-free half of Algorithm 1 on a device: a fixed number of launches for any batch."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -11,8 +11,9 @@ from torch import Tensor
 
 from msdg_vllm.core.analysis import ImageSignals
 from msdg_vllm.core.grouping import MAX_ITERATIONS
-from msdg_vllm.core.kernels import grouping, large_grouping, launch, readable, signals, to_device
+from msdg_vllm.core.kernels import grouping, large_grouping, launch, signals, stacked
 from msdg_vllm.core.profiles import EncoderProfile
+from msdg_vllm.core.stream import TokenSignals
 from msdg_vllm.core.tiles import round_up
 
 TYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
@@ -22,8 +23,6 @@ _MAX_GRAM_TOKENS = 1024
 _TILE, _DEPTH, _COLUMNS, _SPAN = 64, 32, 32, 1024
 # Few columns, many programs: each has to look at all tokens.
 _SUM_COLUMNS = 16
-# Values of a state that one program reads at once; a row that is wider is read all the same.
-_STATES_AT_ONCE = 2048
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,85 +40,41 @@ class Directions:
     moved: Tensor
 
 
-def analyze_rows(
-    states: Sequence[Mapping[int, Tensor]],
-    profile: EncoderProfile,
-    patches_per_token: int,
-    valid: Tensor | None,
+def analyze_tokens(
+    images: Sequence[TokenSignals], profile: EncoderProfile, valid: Tensor | None
 ) -> ImageSignals:
     """Return the signals of R images of one size: `analyze_image` with the paper's options.
 
     Args:
-        states: For each image the states of the layers `profile.layers`,
-            `(N * patches_per_token, d)`.
+        images: What `directions` made of each, `(N,)` and `(N, d)`.
         profile: The settings for the encoder.
-        patches_per_token: How many neighbouring patches merge into one token.
         valid: `(R, N)` bool, False for padding.
     """
-    layers = profile.layers
-    rows = readable([row[layer] for row in states for layer in layers])
-    num_rows, (num_patches, width) = len(states), rows[0].shape
-    num_tokens, device = num_patches // patches_per_token, rows[0].device
-    is_output = profile.grouping == "output"
-    early, late = (profile.features_layer,) * 2 if is_output else profile.direction_layers
-    start, end = profile.saliency_window or (None, None)
-    named = (early, late, start, end, profile.sink_state)
-    address = [tensor.data_ptr() for tensor in rows]
-    table = to_device(
-        [
-            [0 if n is None else address[row * len(layers) + layers.index(n)] for n in named]
-            for row in range(num_rows)
-        ],
-        device,
-    )
-
-    shape = (num_rows, num_tokens)
-    block = max(_TILE, triton.next_power_of_2(width))
-    per_program = max(1, _STATES_AT_ONCE // block)
-    constants = {
-        "TYPE": TYPES[rows[0].dtype],
-        "PATCHES": patches_per_token,
-        "TOKENS": per_program,
-        "BLOCK": block,
-        "num_warps": 4 if block <= 2048 else 8,
-    }
-    stride = rows[0].stride(0)
-    if profile.sink_state is None:
-        activation = torch.zeros(shape, device=device)
-    else:
-        activation = torch.empty(shape, device=device)
-        launch(
-            signals.activation_kernel, (-(-num_tokens // per_program), num_rows),
-            table, activation, num_tokens, width, stride, profile.sink_coordinate, **constants,
-        )  # fmt: skip
-    if profile.saliency_window is None:
-        saliency = torch.full(shape, profile.saliency_scale, device=device)
-    else:
-        saliency = torch.empty(shape, device=device)
-        launch(
-            signals.saliency_kernel, (-(-num_tokens // per_program), num_rows),
-            table, saliency, num_tokens, width, stride, profile.saliency_scale, **constants,
-        )  # fmt: skip
-    padded_tokens, padded_width = round_up(num_tokens, _TILE), round_up(width, _TILE)
-    directions = Directions(
-        units=torch.empty(num_rows, padded_tokens, padded_width, device=device),
+    units = stacked([_known(image.directions) for image in images])
+    activation = stacked([image.activation for image in images])
+    moved = stacked([image.moved for image in images])
+    num_rows, num_tokens = units.shape[:2]
+    device = units.device
+    padded_tokens = round_up(num_tokens, _TILE)
+    sink_mask = torch.empty(num_rows, num_tokens, dtype=torch.bool, device=device)
+    tiles = Directions(
+        units=_in_tiles(units),
         candidates=torch.empty(num_rows, padded_tokens, dtype=torch.int8, device=device),
         moved=torch.empty(num_rows, padded_tokens, dtype=torch.int8, device=device),
     )
-    sink_mask = torch.empty(shape, dtype=torch.bool, device=device)
     launch(
-        signals.direction_kernel, (-(-padded_tokens // per_program), num_rows),
-        table, directions.units, saliency, activation,
+        signals.candidate_kernel, (-(-padded_tokens // _SPAN), num_rows),
+        activation, activation.stride(0), moved.view(torch.int8), moved.stride(0),
         # Not read without padding; a kernel wants some address all the same.
         (sink_mask if valid is None else valid.contiguous()).view(torch.int8),
-        sink_mask.view(torch.int8), directions.candidates, directions.moved,
-        num_tokens, padded_tokens, width, padded_width, stride, profile.sink_threshold,
-        OUTPUT=is_output, HAS_VALID=valid is not None, **constants,
+        sink_mask.view(torch.int8), tiles.candidates, tiles.moved,
+        num_tokens, padded_tokens, profile.sink_threshold,
+        HAS_VALID=valid is not None, TOKENS=_SPAN, num_warps=4,
     )  # fmt: skip
     max_groups = min(profile.num_groups, num_tokens)
-    groups, num_groups = group(directions, num_tokens, max_groups, profile.seed)
+    groups, num_groups = group(tiles, num_tokens, max_groups, profile.seed)
     return ImageSignals(
-        saliency=saliency,
+        saliency=stacked([image.saliency for image in images]),
         groups=groups,
         num_groups=num_groups,
         sink_mask=sink_mask,
@@ -128,17 +83,33 @@ def analyze_rows(
     )
 
 
+def _known(directions: Tensor | None) -> Tensor:
+    assert directions is not None
+    return directions
+
+
+def _in_tiles(units: Tensor) -> Tensor:
+    """`(R, N, d)` filled up with zeros to whole tiles; not copied where it is whole already."""
+    num_rows, num_tokens, width = units.shape
+    shape = num_rows, round_up(num_tokens, _TILE), round_up(width, _TILE)
+    if shape == units.shape and units.is_contiguous():
+        return units
+    tiles = units.new_zeros(shape)
+    tiles[:, :num_tokens, :width] = units
+    return tiles
+
+
 def group_rows(
     directions: Sequence[Tensor], candidates: Tensor, num_groups: Tensor, max_groups: int, seed: int
 ) -> Tensor:
     """Return the group of each token, `(R, N)`: `group_tokens` by kernels."""
-    num_tokens, width = directions[0].shape
+    num_tokens = len(directions[0])
     to_tiles = (0, round_up(num_tokens, _TILE) - num_tokens)
     units = torch.stack(list(directions)).masked_fill_(~candidates.unsqueeze(-1), 0.0)
     padded = F.pad(candidates, to_tiles)
     groups, _ = group(
         Directions(
-            units=F.pad(units, (0, round_up(width, _TILE) - width, *to_tiles)),
+            units=_in_tiles(units),
             candidates=padded.to(torch.int8),
             # Without a token that moved there is one group.
             moved=(padded & (num_groups > 1).unsqueeze(-1)).to(torch.int8),

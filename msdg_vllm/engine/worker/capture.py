@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from msdg_vllm.core.signals import full_precision
+from msdg_vllm.core.stream import TokenStream
 from msdg_vllm.engine.worker.attention import (
     Spans,
     class_attention,
@@ -18,45 +19,33 @@ from msdg_vllm.engine.worker.attention import (
 )
 from msdg_vllm.methods import Needs, Signals
 
-EncoderStates = dict[int, torch.Tensor]
-"""States by the layer they enter: key `l` holds h^l, Hugging Face's `hidden_states[l]`."""
-
 
 @contextmanager
-def capture_states(
-    blocks: Sequence[nn.Module], layers: Sequence[int], *, copy: bool = False
-) -> Iterator[EncoderStates]:
-    """Fill the yielded dict with the states that enter `layers` while the encoder runs inside.
+def watched_states(
+    blocks: Sequence[nn.Module], layers: Sequence[int], see: Callable[[int, torch.Tensor], None]
+) -> Iterator[None]:
+    """Show the states that enter `layers`, one after the other, while the encoder runs inside.
 
-    The encoder's `len(blocks)`-th state is the output of its last block. Only the named states
-    are held; they live as long as the dict does.
-
-    Args:
-        blocks: The encoder's blocks, in order.
-        layers: Which states to capture.
-        copy: Copy each state, for encoders whose kernels write to their input.
+    A state goes by the layer it enters: `l` is h^l, Hugging Face's `hidden_states[l]`. That of
+    `len(blocks)` is the output of the last block. It is shown before a block can write to it.
     """
-    states: EncoderStates = {}
-
-    def keep(layer: int, state: torch.Tensor) -> None:
-        if layer in layers:
-            states[layer] = state.clone() if copy else state
 
     def wrap(index: int, forward: Callable[..., Any]) -> Callable[..., Any]:
-        def forward_and_keep(hidden: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-            keep(index, hidden)
+        def see_and_forward(hidden: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+            if index in layers:
+                see(index, hidden)
             output = forward(hidden, *args, **kwargs)
-            if index + 1 == len(blocks):
-                keep(len(blocks), output)
+            if index + 1 == len(blocks) and len(blocks) in layers:
+                see(len(blocks), output)
             return output
 
-        return forward_and_keep
+        return see_and_forward
 
     with ExitStack() as taps:
         for index in {min(layer, len(blocks) - 1) for layer in layers}:
             forward = wrap(index, blocks[index].forward)
             taps.enter_context(replaced_forward(blocks[index], forward))
-        yield states
+        yield
 
 
 @contextmanager
@@ -65,6 +54,8 @@ def capture_signals(
     needs: Needs,
     attention_of: Callable[[Any], Any],
     *,
+    stream: TokenStream | None = None,
+    rows_of: Callable[[torch.Tensor], torch.Tensor] = lambda state: state,
     spans: Spans | None = None,
     copy: bool = False,
     scale_of: Callable[[Any], torch.Tensor] | None = None,
@@ -72,20 +63,34 @@ def capture_signals(
     """Fill the yielded signals while the encoder runs inside.
 
     Rows and tokens are the encoder's own: the class token is among them, windows are not undone,
-    features are missing, and received attention is a sum over queries, not yet a mean.
+    features and the signals of tokens are missing, and received attention is a sum over queries,
+    not yet a mean.
 
     Args:
         blocks: The encoder's blocks, in order; each has an `mlp`.
         needs: What to capture.
         attention_of: The module of a block that hands queries and keys to a fused `attn`.
+        stream: What reduces states to the signals of tokens, if the needs name any; without one
+            those states are held.
+        rows_of: Makes `(R, P, d)` for the stream of a state: a view that leaves out what is no
+            patch.
         spans: Which tokens of a row see each other in layers with global attention; None: all.
         copy: Copy states, for encoders whose kernels write to their input.
         scale_of: What a block multiplies the output of its MLP by, if it does.
     """
+    states: dict[int, torch.Tensor] = {}
+    held = needs.states if stream is not None else (*needs.states, *needs.token_signals)
+    streamed = stream.layers if stream is not None else ()
     rows: dict[int, torch.Tensor] = {}
     columns: dict[int, torch.Tensor] = {}
     keys: dict[int, torch.Tensor] = {}
     updates: dict[int, torch.Tensor] = {}
+
+    def read_state(layer: int, state: torch.Tensor) -> None:
+        if layer in held:
+            states[layer] = state.clone() if copy else state
+        if stream is not None and layer in streamed:
+            stream.take(layer, rows_of(state))
 
     def read_attention(layer: int, query: torch.Tensor, key: torch.Tensor) -> None:
         module = attention_of(blocks[layer])
@@ -121,7 +126,7 @@ def capture_signals(
         return compute_and_read
 
     with ExitStack() as taps:
-        states = taps.enter_context(capture_states(blocks, needs.states, copy=copy))
+        taps.enter_context(watched_states(blocks, (*held, *streamed), read_state))
         for layer in needs.attention_layers:
             attention = attention_of(blocks[layer]).attn
             tap = tap_attention(layer, attention.forward)

@@ -16,6 +16,7 @@ from vllm.platforms import current_platform
 from vllm.utils.platform_utils import is_pin_memory_available
 
 from msdg_vllm.core.profiles import EncoderProfile
+from msdg_vllm.core.stream import TokenStream
 from msdg_vllm.engine.encoder import PROFILE_FILE, check_depth, default_method, profile_of
 from msdg_vllm.engine.guards import check_config, turn_off_encoder_graphs
 from msdg_vllm.engine.hooks import check_vllm
@@ -66,7 +67,7 @@ class PruningModel:
         max_bytes = int(settings.image_store_gib * 2**30)
         self.store = ImageStore(max_bytes, self.encoder, pinned=pinned)
         # Memory is profiled on the default method.
-        self.num_profiled_states = max(1, len(method_named(method).needs(self.encoder).states))
+        self.num_profiled_states = max(1, method_named(method).needs(self.encoder).num_held_states)
         # What vLLM's memory profiling ran the tower on: the scheduler counts pruned tokens, so
         # one step can bring many times more images than that.
         self.max_tower_tokens = vllm_config.scheduler_config.max_num_encoder_input_tokens
@@ -127,6 +128,15 @@ class PruningModel:
     ) -> EncodedImage:
         """Make an item again of the `rows` that `encode_items` gave it, without the encoder."""
         raise NotImplementedError
+
+    def token_stream(
+        self, needs: Needs, *, order: torch.Tensor | None = None, copies: bool = False
+    ) -> TokenStream | None:
+        """What reduces the encoder's states on the way, if a method reads the signals of tokens."""
+        if not needs.token_signals:
+            return None
+        encoder = self.encoder
+        return TokenStream(encoder.measured, encoder.patches_per_token, order=order, copies=copies)
 
     def get_encoder_cudagraph_config(self) -> Any:
         stock: Any = super()
@@ -196,7 +206,7 @@ class PruningModel:
     def _weight(self, specs: Sequence[PruningSpec]) -> int:
         """How many times the states that were profiled an image's askers hold, rounded up."""
         needs = reduce(or_, map(self._needs, specs))
-        return max(1, -(-len(needs.states) // self.num_profiled_states))
+        return max(1, -(-needs.num_held_states // self.num_profiled_states))
 
     def _micro_batches(self, num_tokens: Sequence[int]) -> Iterator[list[int]]:
         """Pruned items in runs whose tokens in the tower fit what was profiled."""

@@ -66,11 +66,13 @@ class PruningMiniGemini(PruningModel, MiniGemini):
             yield [self._encoded(tiles, pixels, needs)]
 
     def _encoded(self, tiles: torch.Tensor, pixels: torch.Tensor, needs: Needs) -> EncodedImage:
-        with clip.capture(self.vision_tower, needs) as captured:
+        stream = self.token_stream(needs)
+        # One class token stands before the patches.
+        with clip.capture(self.vision_tower, needs, stream, num_leading=1) as captured:
             features = self.clip_features(tiles)
         maps = self.high_resolution_maps(pixels)
         image = EncodedImage(
-            signals=clip.patch_signals(captured, features, needs),
+            signals=clip.patch_signals(captured, features, needs, stream),
             visual=features,
             layout=layout_of(self.config),
             pixels=tiles,

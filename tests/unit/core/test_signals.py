@@ -1,14 +1,15 @@
 """Sinks, saliency, directions and relevance, each as the paper defines it."""
 
 import math
+from operator import itemgetter
 
 import pytest
 import torch
 from torch import Tensor
 
 from msdg_vllm.core import analyze_image, score_tokens
-from msdg_vllm.core.options import PAPER
-from msdg_vllm.core.signals import query_relevance, token_signals
+from msdg_vllm.core.signals import query_relevance
+from msdg_vllm.core.stream import TokenSignals, token_signals
 from tests.unit.core.cases import make_profile, random_case
 
 PROFILE = make_profile(num_groups=2, sink_coordinate=1)
@@ -18,6 +19,12 @@ def make_states(num_tokens: int, width: int = 4, seed: int = 0) -> dict[int, Ten
     """Random states for `PROFILE` without a sink."""
     generator = torch.Generator().manual_seed(seed)
     return {n: torch.randn(num_tokens, width, generator=generator) for n in PROFILE.layers}
+
+
+def of_tokens(states: dict[int, Tensor], patches_per_token: int) -> TokenSignals:
+    """The signals of the tokens of one image."""
+    batch = {n: state.unsqueeze(0) for n, state in states.items()}
+    return token_signals(batch, PROFILE, patches_per_token).map(itemgetter(0))
 
 
 def test_a_sink_exceeds_the_threshold_at_the_coordinate_of_the_state_behind_the_peak() -> None:
@@ -42,7 +49,7 @@ def test_directions_are_unit_displacements_of_unit_states() -> None:
     states = make_states(1, width=2)
     states[0] = torch.tensor([[5.0, 0.0]])
     states[5] = torch.tensor([[0.0, 0.1]])
-    directions = token_signals(states, PROFILE, 1, None, PAPER).directions
+    directions = of_tokens(states, 1).directions
     assert directions is not None
     half = math.sqrt(0.5)
     torch.testing.assert_close(directions, torch.tensor([[-half, half]]))
@@ -51,8 +58,8 @@ def test_directions_are_unit_displacements_of_unit_states() -> None:
 def test_a_direction_does_not_depend_on_the_norms_of_the_states() -> None:
     states = make_states(9)
     scaled = {n: state * torch.arange(1.0, 10.0).unsqueeze(-1) for n, state in states.items()}
-    plain = token_signals(states, PROFILE, 1, None, PAPER).directions
-    torch.testing.assert_close(token_signals(scaled, PROFILE, 1, None, PAPER).directions, plain)
+    plain = of_tokens(states, 1).directions
+    torch.testing.assert_close(of_tokens(scaled, 1).directions, plain)
 
 
 def test_relevance_is_the_highest_cosine_to_a_query_token() -> None:
@@ -104,8 +111,8 @@ def test_a_query_may_be_padded_by_repeating_a_token() -> None:
 def test_patches_are_averaged_and_one_sink_among_them_decides() -> None:
     states = make_states(8, width=3)
     states[3][:, 1] = torch.tensor([0.0, 0.0, 0.0, 0.0, 0.0, 70.0, 60.0, 0.0])
-    patches = token_signals(states, PROFILE, 1, None, PAPER)
-    merged = token_signals(states, PROFILE, 4, None, PAPER)
+    patches = of_tokens(states, 1)
+    merged = of_tokens(states, 4)
     assert patches.directions is not None
     torch.testing.assert_close(merged.saliency, patches.saliency.view(2, 4).mean(dim=1))
     mean = patches.directions.view(2, 4, 3).mean(dim=1)

@@ -58,7 +58,7 @@ def images_for(
     return [
         Image(
             signals=Signals(
-                states={layer: random(patches, WIDTH) for layer in needs.states},
+                states={n: random(patches, WIDTH) for n in (*needs.states, *needs.token_signals)},
                 features=random(patches, WIDTH) if needs.features else None,
                 class_attention={n: random(patches).softmax(-1) for n in needs.class_attention},
                 received_attention={

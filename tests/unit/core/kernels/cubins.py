@@ -19,6 +19,7 @@ CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuob
 TYPE_NAMES = {
     torch.float32: "*fp32",
     torch.float64: "*fp64",
+    torch.bfloat16: "*bf16",
     torch.int8: "*i8",
     torch.int32: "*i32",
     torch.int64: "*i64",

@@ -9,6 +9,7 @@ import json
 import random
 import sys
 from dataclasses import replace
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -24,7 +25,11 @@ from msdg_vllm.core import (
     score_tokens,
     take_tokens,
 )
+from msdg_vllm.core.analysis import analyze_tokens
 from msdg_vllm.core.kernels import analysis, selection
+from msdg_vllm.core.kernels import signals as signals_kernels
+from msdg_vllm.core.profiles import EncoderProfile
+from msdg_vllm.core.stream import TokenStream
 from msdg_vllm.methods import Encoder, Image, Signals, method_named
 from tests.unit.core.cases import Case, make_profile, random_case
 
@@ -72,12 +77,30 @@ def make_case(seed: int) -> tuple[Case, torch.dtype]:
 def analyze_by_kernels(case: Case, dtype: torch.dtype, *, small: bool) -> ImageSignals:
     """The signals of one image, by a matrix of all cosines or by blocks."""
     analysis._MAX_GRAM_TOKENS = 10**6 if small else 0
-    return analysis.analyze_rows(
-        [{layer: state.to(dtype) for layer, state in case.states.items()}],
-        case.profile,
-        case.patches_per_token,
-        None if case.valid is None else case.valid.unsqueeze(0),
-    )[0]
+    states = {layer: state.to(dtype).unsqueeze(0) for layer, state in case.states.items()}
+    valid = None if case.valid is None else case.valid.unsqueeze(0)
+    return analyze_rows(states, case.profile, case.patches_per_token, valid)[0]
+
+
+def analyze_rows(
+    states: dict[int, Tensor],
+    profile: EncoderProfile,
+    patches_per_token: int,
+    valid: Tensor | None = None,
+    order: Tensor | None = None,
+) -> ImageSignals:
+    """The signals of images, `(R, P, d)`, by kernels from the first to the last."""
+    kernels.DEVICES = {"cpu"}
+    with kernels.recorded_launches() as launches:
+        stream = TokenStream(profile, patches_per_token, order=order)
+        for layer in stream.layers:
+            stream.take(layer, states[layer])
+        tokens = stream.finish()
+        images = [tokens.map(itemgetter(row)) for row in range(len(tokens.saliency))]
+        signals = analyze_tokens(images, profile, valid=valid)
+    kernels.DEVICES = set()
+    assert signals_kernels.direction_kernel in [launch.kernel for launch in launches]
+    return signals
 
 
 def compare(seeds: list[int]) -> list[dict[str, Any]]:
@@ -170,16 +193,27 @@ def compare_batches() -> dict[str, bool]:
             # The same tokens in another order, twice the same image, and one of zeros.
             order = torch.randperm(len(case.states[0]), generator=generator)
             rows = [
-                case.states,
-                {layer: state[order] for layer, state in case.states.items()},
-                case.states,
-                {layer: torch.zeros_like(state) for layer, state in case.states.items()},
+                {
+                    layer: torch.stack([state, state[order], state, torch.zeros_like(state)])[row]
+                    for layer, state in case.states.items()
+                }
+                for row in range(4)
             ]
-            together = analysis.analyze_rows(rows, case.profile, case.patches_per_token, None)
+            batch = {n: torch.stack([row[n] for row in rows]) for n in case.states}
+            together = analyze_rows(batch, case.profile, case.patches_per_token)
             alone = [
-                analysis.analyze_rows([row], case.profile, case.patches_per_token, None)
+                analyze_rows(
+                    {n: state.unsqueeze(0) for n, state in row.items()},
+                    case.profile,
+                    case.patches_per_token,
+                )
                 for row in rows
             ]
+            shuffled = {n: state.index_select(1, order.argsort()) for n, state in batch.items()}
+            put_right = analyze_rows(shuffled, case.profile, case.patches_per_token, order=order)
+            facts[f"patches in another order, {len(case.visual)} tokens {path}"] = torch.equal(
+                put_right.groups, together.groups
+            ) and torch.equal(put_right.saliency, together.saliency)
             facts[f"analysis of {len(case.visual)} tokens {path}"] = all(
                 torch.equal(getattr(together, name)[row], getattr(alone[row], name)[0])
                 for row in range(len(rows))

@@ -13,7 +13,7 @@ MAX_SHARED_BYTES = 48 * 1024
 # A few bytes of stack cost nothing; a real spill is in the thousands.
 MAX_SPILLED_BYTES = 64
 KERNELS = {
-    "activation_kernel", "saliency_kernel", "direction_kernel",
+    "activation_kernel", "saliency_kernel", "direction_kernel", "candidate_kernel",
     "gram_kernel", "seed_kernel", "iterate_kernel", "finish_kernel",
     "start_kernel", "farthest_kernel", "assign_kernel", "update_kernel",
     "relevance_kernel", "budget_kernel", "rank_kernel", "keep_kernel",

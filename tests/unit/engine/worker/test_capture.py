@@ -12,9 +12,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from msdg_vllm.core.stream import TokenStream, token_signals
 from msdg_vllm.engine.worker import attention
-from msdg_vllm.engine.worker.capture import capture_signals, capture_states
-from msdg_vllm.methods import Needs
+from msdg_vllm.engine.worker.capture import capture_signals
+from msdg_vllm.methods import Encoder, Needs, method_named
+from tests.unit.core.cases import make_profile
 
 HEADS, WIDTH = 3, 4
 NUM_TOKENS = 11
@@ -155,6 +157,10 @@ class AddingBlock(nn.Module):
         return hidden + self.amount
 
 
+def capture_states(blocks: nn.ModuleList, layers: tuple[int, ...], *, copy: bool = False) -> Any:
+    return capture_signals(blocks, Needs(states=layers), lambda block: None, copy=copy)
+
+
 def run_adding(blocks: nn.ModuleList, hidden: torch.Tensor) -> torch.Tensor:
     for block in blocks:
         hidden = block(hidden)
@@ -163,9 +169,10 @@ def run_adding(blocks: nn.ModuleList, hidden: torch.Tensor) -> torch.Tensor:
 
 def test_state_is_what_enters_a_layer_and_the_last_is_the_output() -> None:
     blocks = nn.ModuleList(AddingBlock(10.0**power) for power in range(4))
-    with capture_states(blocks, (0, 2, 4)) as states:
+    with capture_states(blocks, (0, 2, 4)) as signals:
         output = run_adding(blocks, torch.zeros(1))
-    assert {layer: state.item() for layer, state in states.items()} == {0: 0, 2: 11, 4: 1111}
+    states = {layer: state.item() for layer, state in signals.states.items()}
+    assert states == {0: 0, 2: 11, 4: 1111}
     assert output.item() == 1111
 
 
@@ -183,6 +190,28 @@ def test_copied_states_survive_a_block_that_writes_to_its_input() -> None:
             return hidden.add_(self.amount)
 
     blocks = nn.ModuleList([InPlace(1.0), InPlace(2.0)])
-    with capture_states(blocks, (0, 1, 2), copy=True) as states:
+    with capture_states(blocks, (0, 1, 2), copy=True) as signals:
         run_adding(blocks, torch.zeros(1))
-    assert [states[layer].item() for layer in range(3)] == [0, 1, 3]
+    assert [signals.states[layer].item() for layer in range(3)] == [0, 1, 3]
+
+
+@pytest.mark.parametrize("method", ["msdg", "evocut"])
+def test_states_are_read_on_the_way_and_held_only_for_methods_that_want_them(method: str) -> None:
+    blocks = nn.ModuleList(AddingBlock(float(power)) for power in range(5))
+    encoder = Encoder(num_layers=5, profile=make_profile(num_groups=3, sink_coordinate=1))
+    needs = method_named(method).needs(encoder) | method_named("msdg").needs(encoder)
+    hidden = torch.randn(2, 1 + NUM_TOKENS, 6)
+    stream = TokenStream(encoder.measured)
+    with capture_signals(
+        blocks, needs, lambda block: None, stream=stream, rows_of=lambda state: state[:, 1:]
+    ) as signals:
+        run_adding(blocks, hidden)
+    assert set(signals.states) == (set() if method == "msdg" else set(range(6)))
+    states = {0: hidden}
+    for layer, block in enumerate(blocks):
+        states[layer + 1] = block(states[layer])
+    expected = token_signals({n: s[:, 1:] for n, s in states.items()}, encoder.measured)
+    assert torch.equal(stream.finish().saliency, expected.saliency)
+    with capture_signals(blocks, needs, lambda block: None) as unstreamed:
+        run_adding(blocks, hidden)
+    assert set(unstreamed.states) >= set(encoder.measured.layers)
