@@ -14,7 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from msdg_vllm.core.errors import SettingsError
+from msdg_vllm.methods import ON_DEMAND
 from msdg_vllm.request import METHODS, QUERY_MODES, validate_choice, validate_retention
+
+ALL_METHODS = "all"
+"""What an operator says who lets requests use every method."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +72,15 @@ def _seconds(text: str) -> float:
 
 def _fractions(text: str) -> tuple[float, ...]:
     return tuple(_fraction(part.strip()) for part in text.split(","))
+
+
+def _methods(text: str) -> tuple[str, ...]:
+    if text == ALL_METHODS:
+        return METHODS
+    names = tuple(dict.fromkeys(part.strip() for part in text.split(",")))
+    for name in names:
+        validate_choice("a method", name, (*METHODS, ALL_METHODS))
+    return names
 
 
 def _megabytes(text: str) -> int:
@@ -141,6 +154,17 @@ class Settings:
             "Encoder profile (JSON), for a vision encoder that has none built in.",
             "FILE",
             default="the model's own or a built-in one",
+        ),
+    )
+    methods: tuple[str, ...] = _setting(
+        tuple(name for name in METHODS if name not in ON_DEMAND),
+        Setting(
+            _methods,
+            "Methods that requests may name, or `all`. Memory is set aside for the one that needs "
+            "most of it.",
+            "NAME,...",
+            default=f"all but {' and '.join(ON_DEMAND)}, which take much memory or wait for the "
+            "device",
         ),
     )
     retention_aliases: tuple[float, ...] = _setting(

@@ -12,7 +12,7 @@ import msdg_vllm
 from msdg_vllm.core.errors import SettingsError
 from msdg_vllm.engine.api.processor import PruningProcessor
 from msdg_vllm.engine.worker.explanations import LIFETIME_SECONDS, MAX_BYTES, MAX_REQUESTS
-from msdg_vllm.request import QUERY_MODES, SCOPES
+from msdg_vllm.request import METHODS, QUERY_MODES, SCOPES
 from msdg_vllm.settings import Settings
 from server.adaptive.keeper import TargetKeeper
 
@@ -94,7 +94,11 @@ def describe(engine_client: EngineClient, model_name: str) -> PruningDescription
         query_modes=list(QUERY_MODES),
         methods=processor.methods,
         unavailable_methods={
-            name: f"reads {missing}" for name, missing in processor.unmet_needs.items()
+            name: f"reads {processor.unmet_needs[name]}"
+            if name in processor.unmet_needs
+            else "not allowed by the operator (--methods)"
+            for name in METHODS
+            if name not in processor.methods
         },
         scopes=list(SCOPES),
         limits=Limits(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from typing import Any, NamedTuple
 
 from vllm.config import ModelConfig
@@ -10,6 +11,7 @@ from vllm.transformers_utils.repo_utils import get_hf_file_to_dict
 
 from msdg_vllm.core.errors import ProfileError
 from msdg_vllm.core.profiles import BUILT_IN_PROFILES, EncoderProfile
+from msdg_vllm.methods import Encoder, method_named
 from msdg_vllm.request import METHODS
 from msdg_vllm.settings import Settings
 
@@ -51,7 +53,19 @@ def default_method(settings: Settings, profile: NamedProfile | None) -> str:
     """
     if settings.default_method is not None:
         return settings.default_method
-    return METHOD_WITHOUT_PROFILE if profile is None else METHODS[0]
+    usual = METHOD_WITHOUT_PROFILE if profile is None else METHODS[0]
+    return usual if usual in settings.methods else settings.methods[0]
+
+
+def allowed_methods(settings: Settings, default: str) -> tuple[str, ...]:
+    """Which methods requests may name: the default one, and those that the operator lets them."""
+    return tuple(name for name in METHODS if name == default or name in settings.methods)
+
+
+def profiled_method(names: Collection[str], encoder: Encoder) -> str:
+    """The method on which memory is profiled: of those, the one that holds most of the encoder."""
+    fitting = [name for name in names if method_named(name).unmet_need(encoder) is None]
+    return max(fitting, key=lambda name: method_named(name).needs(encoder).num_held_states)
 
 
 def check_depth(found: NamedProfile | None, num_blocks: int) -> None:

@@ -32,6 +32,7 @@ from msdg_vllm.methods.needs import Encoder, Needs, unmet_need
 
 __all__ = [
     "METHODS",
+    "ON_DEMAND",
     "PADDING",
     "Encoder",
     "Image",
@@ -60,6 +61,10 @@ METHODS = {
     "dart0": "msdg_vllm.methods.dart0:Dart0",
 }
 """Every method by the name that requests use, as "module:Class"; the first is the default."""
+
+ON_DEMAND = ("prunesid", "evocut")
+"""Methods that an operator must name before requests may: they hold many times the memory of the
+others, or wait for the device."""
 
 
 @cache

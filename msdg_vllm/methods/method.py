@@ -30,10 +30,13 @@ class Method(ABC):
             only for an encoder that has one.
         keeps_findings: Whether an analysis can be parted into tokens and `findings`, which are
             worth keeping for the next question.
+        max_tokens: The largest item that the method takes, where its memory grows faster than
+            the number of tokens; None: any.
     """
 
     reads_profile: ClassVar[bool] = False
     keeps_findings: ClassVar[bool] = False
+    max_tokens: ClassVar[int | None] = None
 
     def unmet_need(self, encoder: Encoder) -> str | None:
         """Say what an encoder cannot give to the method; None when it can give all."""

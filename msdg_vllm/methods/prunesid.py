@@ -37,6 +37,9 @@ class PruneSID(Method):
     Qwen, the loading does, on projected tokens and with another threshold.
     """
 
+    # Cosines of all pairs of a group, which may be all tokens, take 64 MiB then.
+    max_tokens = 4096
+
     def needs(self, encoder: Encoder) -> Needs:
         if encoder.has_class_token:
             return Needs(class_attention=(encoder.last_layer,), features=True)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from msdg_vllm.methods import METHODS
+from msdg_vllm.methods import METHODS, ON_DEMAND
 from tests.server.running import MODEL, Server
 
 
@@ -36,7 +36,8 @@ def test_pruning_is_described(server: Server, checkpoint: Path) -> None:
     assert described["default_retention"] == 1.0
     assert described["default_query_mode"] == "image-turn"
     assert described["default_method"] == "msdg"
-    assert described["methods"] == list(METHODS)
+    assert described["methods"] == [name for name in METHODS if name not in ON_DEMAND]
+    assert described["unavailable_methods"].keys() == set(ON_DEMAND)
     assert described["limits"]["items_per_request"] == {"image": 4}
     assert described["limits"]["max_model_len"] == 2048
 

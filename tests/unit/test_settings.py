@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from msdg_vllm.core.errors import SettingsError
+from msdg_vllm.methods import ON_DEMAND
+from msdg_vllm.request import METHODS
 from msdg_vllm.settings import Settings
 
 
@@ -21,6 +23,7 @@ def test_every_variable_is_read() -> None:
         "MSDG_DEFAULT_METHOD": "random",
         "MSDG_QUERY_MODE": "none",
         "MSDG_PROFILE": "encoder.json",
+        "MSDG_METHODS": "random, evocut,random",
         "MSDG_RETENTION_ALIASES": "0.333, 0.111",
         "MSDG_DETAIL_LOW_RETENTION": "0.056",
         "MSDG_MAX_REQUEST_MB": "64",
@@ -37,6 +40,7 @@ def test_every_variable_is_read() -> None:
         default_method="random",
         query_mode="none",
         profile=Path("encoder.json"),
+        methods=("random", "evocut"),
         retention_aliases=(0.333, 0.111),
         detail_low_retention=0.056,
         max_request_mb=64,
@@ -103,3 +107,10 @@ def test_a_served_name_stands_for_its_retention() -> None:
     assert settings.retention_of_name("a@b@0.5") == 0.5
     for name in ("org/llava", "llava@0.111", "llava@", "0.333x", None):
         assert settings.retention_of_name(name) is None
+
+
+def test_methods_that_wait_or_hold_much_memory_must_be_named() -> None:
+    assert set(METHODS) - set(Settings().methods) == set(ON_DEMAND)
+    assert Settings.from_environment({"MSDG_METHODS": "all"}).methods == METHODS
+    with pytest.raises(SettingsError, match=r"MSDG_METHODS='random,fastv': .* got 'fastv'"):
+        Settings.from_environment({"MSDG_METHODS": "random,fastv"})

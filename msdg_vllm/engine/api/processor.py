@@ -23,7 +23,7 @@ from msdg_vllm.engine.api.pixels import PIXELS, shares_pixels, with_spec
 from msdg_vllm.engine.api.placeholders import shortened
 from msdg_vllm.engine.api.queries import LazyTurns, TurnMarkers
 from msdg_vllm.engine.api.specs import Specifier, Specs, with_contents
-from msdg_vllm.engine.encoder import check_depth, default_method, profile_of
+from msdg_vllm.engine.encoder import allowed_methods, check_depth, default_method, profile_of
 from msdg_vllm.engine.spec import UNPRUNED, PruningSpec, field_name
 from msdg_vllm.methods import METHODS, Encoder, method_named
 from msdg_vllm.request import PruningRequest, Turns, check_processor_kwargs
@@ -73,6 +73,7 @@ class PruningProcessor(BaseMultiModalProcessor[Any]):
         # A profile of another encoder must stop the start, not the first pruned request.
         check_depth(self.profile, self.encoder.num_layers)
         self.default_method = default_method(self.settings, self.profile)
+        self.allowed = allowed_methods(self.settings, self.default_method)
         try:
             self.check_method(self.default_method)
         except RequestError as error:
@@ -85,8 +86,8 @@ class PruningProcessor(BaseMultiModalProcessor[Any]):
 
     @property
     def methods(self) -> list[str]:
-        """Names of the methods that this model's encoder can feed."""
-        return [name for name in METHODS if name not in self.unmet_needs]
+        """Names of the methods that requests may use on this model."""
+        return [name for name in self.allowed if name not in self.unmet_needs]
 
     @cached_property
     def unmet_needs(self) -> dict[str, str]:
@@ -95,7 +96,13 @@ class PruningProcessor(BaseMultiModalProcessor[Any]):
         return {name: missing for name, missing in needs.items() if missing is not None}
 
     def check_method(self, name: str) -> None:
-        """Raise `RequestError` for a method that this model's encoder cannot feed."""
+        """Raise `RequestError` for a method that is not allowed or cannot prune this model."""
+        if name not in self.allowed:
+            raise RequestError(
+                f"method {name!r} is not among those that this server allows (--methods): "
+                f"{', '.join(map(repr, self.methods))}",
+                parameter="pruning.method",
+            )
         if (missing := self.unmet_needs.get(name)) is not None:
             raise RequestError(
                 f"method {name!r} cannot prune this model: it reads {missing}; "

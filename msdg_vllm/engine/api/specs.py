@@ -15,6 +15,7 @@ from msdg_vllm.core.errors import RequestError
 from msdg_vllm.engine.api.budgets import Budgeting, OpenItem, largest_retention
 from msdg_vllm.engine.api.content import content_key, content_number
 from msdg_vllm.engine.api.queries import LazyTurns
+from msdg_vllm.engine.encoder import profiled_method
 from msdg_vllm.engine.spec import UNPRUNED, PruningSpec
 from msdg_vllm.methods import method_named
 from msdg_vllm.request import AUTO, PruningRequest, Turns
@@ -67,12 +68,13 @@ class Specifier:
 
     def profiling(self, inputs: Any, kwargs: Mapping[str, object]) -> Specs:
         """Return specs that keep every token, but by the way of a pruned item."""
+        method = profiled_method(self._processor.methods, self._processor.encoder)
         return {
             modality: [
                 PruningSpec(
                     budget=self._processor.budget(items, modality, index, kwargs, 1.0),
                     num_tokens=self._processor.num_visual_tokens(items, modality, index, kwargs),
-                    method=self._processor.default_method,
+                    method=method,
                 )
                 for index in range(items.get_count())
             ]
@@ -191,9 +193,18 @@ class Specifier:
         if budget == budget_at(1.0):
             return UNPRUNED
         assert request.method is not None
+        num_tokens = self._processor.num_visual_tokens(items, modality, index, kwargs)
+        most = method_named(request.method).max_tokens
+        if most is not None and num_tokens > most:
+            raise RequestError(
+                f"method {request.method!r} takes {modality} items of up to {most} tokens, for "
+                f"lack of memory, and {modality} {index} has {num_tokens}; send a smaller one, or "
+                f"another method such as {self._processor.default_method!r}",
+                parameter="pruning.method",
+            )
         return PruningSpec(
             budget=budget,
-            num_tokens=self._processor.num_visual_tokens(items, modality, index, kwargs),
+            num_tokens=num_tokens,
             query_ids=self._query_ids(self._query(request, turns, modality, index)),
             method=request.method,
             scope=request.scope,

@@ -17,7 +17,14 @@ from vllm.utils.platform_utils import is_pin_memory_available
 
 from msdg_vllm.core.profiles import EncoderProfile
 from msdg_vllm.core.stream import TokenStream
-from msdg_vllm.engine.encoder import PROFILE_FILE, check_depth, default_method, profile_of
+from msdg_vllm.engine.encoder import (
+    PROFILE_FILE,
+    allowed_methods,
+    check_depth,
+    default_method,
+    profile_of,
+    profiled_method,
+)
 from msdg_vllm.engine.guards import check_config, turn_off_encoder_graphs
 from msdg_vllm.engine.hooks import check_vllm
 from msdg_vllm.engine.spec import PruningSpec, field_name
@@ -66,8 +73,9 @@ class PruningModel:
         method = default_method(settings, found)
         max_bytes = int(settings.image_store_gib * 2**30)
         self.store = ImageStore(max_bytes, self.encoder, pinned=pinned)
-        # Memory is profiled on the default method.
-        self.num_profiled_states = max(1, method_named(method).needs(self.encoder).num_held_states)
+        profiled = profiled_method(allowed_methods(settings, method), self.encoder)
+        needs = method_named(profiled).needs(self.encoder)
+        self.num_profiled_states = max(1, needs.num_held_states)
         # What vLLM's memory profiling ran the tower on: the scheduler counts pruned tokens, so
         # one step can bring many times more images than that.
         self.max_tower_tokens = vllm_config.scheduler_config.max_num_encoder_input_tokens

@@ -10,9 +10,19 @@ from typing import Any
 import pytest
 
 from msdg_vllm.core.errors import ProfileError
-from msdg_vllm.engine.encoder import PROFILE_FILE, check_depth, default_method, profile_of
-from msdg_vllm.methods import METHODS, Encoder, method_named
+from msdg_vllm.core.profiles import built_in_profile
+from msdg_vllm.engine.encoder import (
+    PROFILE_FILE,
+    NamedProfile,
+    allowed_methods,
+    check_depth,
+    default_method,
+    profile_of,
+    profiled_method,
+)
+from msdg_vllm.methods import METHODS, ON_DEMAND, Encoder, method_named
 from msdg_vllm.settings import Settings
+from tests.unit.methods.test_contract import WAITING
 
 CLIP = {"model_type": "clip_vision_model", "num_hidden_layers": 24, "hidden_size": 1024}
 QWEN3 = {"model_type": "qwen3_vl_vision", "depth": 27, "hidden_size": 1152}
@@ -69,3 +79,24 @@ def test_a_method_that_merges_is_refused_where_tokens_carry_more_than_an_embeddi
     encoder = Encoder(num_layers=24, profile=None, has_class_token=False, num_levels=3)
     assert "carry 3 more" in str(method_named("visionzip").unmet_need(encoder))
     assert method_named("divprune").unmet_need(encoder) is None
+
+
+def test_memory_is_profiled_on_the_hungriest_method_that_requests_may_name() -> None:
+    profile = built_in_profile("clip-vit-large-patch14-336")
+    encoder = Encoder(num_layers=23, profile=profile)
+    assert profiled_method(allowed_methods(Settings(), "msdg"), encoder) == "msdg"
+    assert profiled_method(METHODS, encoder) == "evocut"
+    assert profiled_method(("random", "divprune"), encoder) in {"random", "divprune"}
+    assert profiled_method(METHODS, Encoder(23, None)) not in {"msdg", "evocut"}
+    heaviest = method_named("msdg").needs(encoder).num_held_states
+    for name in Settings().methods:
+        assert method_named(name).needs(encoder).num_held_states <= heaviest, name
+    assert set(ON_DEMAND) >= WAITING
+
+
+def test_the_default_method_is_always_allowed() -> None:
+    named = Settings(methods=("random", "cdpruner"))
+    found = NamedProfile("some", built_in_profile("qwen2.5-vl"))
+    assert default_method(named, found) == "random"
+    chosen = Settings(methods=("random",), default_method="evocut")
+    assert allowed_methods(chosen, default_method(chosen, found)) == ("random", "evocut")

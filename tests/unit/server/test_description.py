@@ -6,7 +6,9 @@ from types import SimpleNamespace
 from typing import Any
 
 from msdg_vllm.engine.api.processor import PruningProcessor
+from msdg_vllm.engine.encoder import allowed_methods
 from msdg_vllm.methods import Encoder
+from msdg_vllm.settings import Settings
 from server.description import describe
 
 
@@ -15,6 +17,7 @@ class FakeProcessor(PruningProcessor):
 
     def __init__(self, encoder: Encoder) -> None:
         self.profile, self.encoder, self.default_method = None, encoder, "divprune"
+        self.allowed = allowed_methods(Settings(), "divprune")
         self.info: Any = SimpleNamespace(allowed_mm_limits={"image": 1})
 
 
@@ -32,4 +35,5 @@ def test_a_missing_profile_and_what_follows_from_it_are_said() -> None:
     assert "msdg" not in described.methods
     assert "msdg-vllm calibrate" in described.unavailable_methods["msdg"]
     assert "class token" in described.unavailable_methods["cls_attention"]
+    assert "--methods" in described.unavailable_methods["prunesid"]
     assert described.unavailable_methods.keys().isdisjoint(described.methods)

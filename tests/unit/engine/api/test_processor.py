@@ -14,6 +14,7 @@ from msdg_vllm.core.errors import RequestError
 from msdg_vllm.engine.api.budgets import Budgeting
 from msdg_vllm.engine.api.processor import FITTING, SPECS
 from msdg_vllm.engine.spec import PruningSpec
+from msdg_vllm.methods import method_named
 from tests.checkpoints import make_llava
 from tests.pictures import picture_of
 from tests.server.running import data_url, image_part, user
@@ -233,3 +234,21 @@ def test_a_stock_processor_takes_kwargs_of_any_name_and_refuses_ours(
     for kwargs in ({"retention": 0.5}, {"pruning": {"method": "random"}}):
         with pytest.raises(RequestError, match=f"{next(iter(kwargs))} is not available for object"):
             renderer._process_multimodal([], {}, None, kwargs)
+
+
+def test_a_method_that_the_operator_does_not_allow_is_refused(renderer: Any) -> None:
+    picture = picture_of("square", 1)
+    with pytest.raises(RequestError, match=r"'evocut' is not among .*--methods.*'msdg', 'random'"):
+        generate(renderer, QUESTION, picture, retention=0.1, pruning={"method": "evocut"})
+
+
+def test_an_item_too_large_for_a_method_is_refused(
+    renderer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    picture, wishes = picture_of("square", 1), {"retention": 0.1, "pruning": {"method": "divprune"}}
+    monkeypatch.setattr(type(method_named("divprune")), "max_tokens", 576)
+    assert generate(renderer, QUESTION, picture, **wishes).budget == 58
+    monkeypatch.setattr(type(method_named("divprune")), "max_tokens", 575)
+    with pytest.raises(RequestError, match=r"up to 575 tokens.*image 0 has 576.*another method"):
+        generate(renderer, QUESTION, picture, **wishes)
+    assert method_named("prunesid").max_tokens is not None
