@@ -2,11 +2,13 @@
 
     python -m benchmarks.serving run       # measures; writes benchmarks/results/serving.json
     python -m benchmarks.serving render    # puts the tables and the plot into docs/
+    python -m benchmarks.serving repeats           # the same for pictures that repeat
+    python -m benchmarks.serving render-repeats
 
 Without --model it builds a mid-size LLaVA-1.5 with random weights (midsize.py): a tiny model would
 hide the effect. Both servers are up the whole time and one of them works at a time; rounds go
 through all cases, the servers taking turns in who is first, so that a slow minute of the machine
-hits all alike. Every request has a picture of its own, so that no cache hides work.
+hits all alike. Every request of `run` has a picture of its own, so that no cache hides work.
 """
 
 import argparse
@@ -14,12 +16,14 @@ import os
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tqdm import tqdm
 
-from benchmarks.serving import midsize
+from benchmarks.serving import midsize, repeats
 from benchmarks.serving.page import goals_table, render, summary
 from benchmarks.serving.rounds import Benchmark, Server
 from benchmarks.serving.samples import Results
@@ -35,6 +39,7 @@ from benchmarks.shared.server_process import (
 )
 
 OUTPUT = RESULTS / "serving.json"
+REPEATS_OUTPUT = RESULTS / "serving-repeats.json"
 LOGS = RUNS / "serving"
 RETENTIONS = (1.0, 0.333, 0.222, 0.111, 0.056)
 RUN_COMMAND = "python -m benchmarks.serving run"
@@ -46,8 +51,18 @@ MIDSIZE_NAME = "mid-size LLaVA-1.5 with random weights (benchmarks.serving.midsi
 MIDSIZE_OPTIONS = ("--dtype=bfloat16", "--enforce-eager", "--max-model-len=2048")
 
 
-def run(arguments: argparse.Namespace) -> Results:
-    """Start both servers, measure everything, stop them."""
+@dataclass(frozen=True, slots=True)
+class Servers:
+    """Both servers, and what a result says about how they were started."""
+
+    stock: Server
+    pruning: Server
+    source: dict[str, Any]
+
+
+@contextmanager
+def both_servers(arguments: argparse.Namespace, bar: Any) -> Iterator[Servers]:
+    """Start both servers, and stop them at the end."""
     environment, options = dict(ENVIRONMENT), list(arguments.server_options)
     model = arguments.model
     if model is None:
@@ -56,42 +71,6 @@ def run(arguments: argparse.Namespace) -> Results:
         environment |= MIDSIZE_ENVIRONMENT
         options = [*MIDSIZE_OPTIONS, *options]
     options = ["--model", model, CLOCK, *options]
-    rounds, burst_rounds = arguments.rounds, arguments.burst_rounds
-    num_cases = 1 + len(arguments.retention)
-    per_round = num_cases + len(arguments.retention)
-    steps = 2 + per_round * (1 + rounds) + num_cases * burst_rounds
-    with tqdm(total=steps, file=sys.stderr, dynamic_ncols=True) as bar, ExitStack() as stack:
-
-        def follow(work: Iterator[str]) -> None:
-            for done in work:
-                bar.set_postfix_str(done, refresh=False)
-                bar.update()
-
-        bar.set_description("starting stock vLLM")
-        stock = stack.enter_context(
-            running(
-                STOCK_SERVER, options, LOGS / "stock.log", {**environment, **stock_environment()}
-            )
-        )
-        bar.update()
-        bar.set_description("starting msdg-vllm")
-        pruning = stack.enter_context(
-            running(PRUNING_SERVER, options, LOGS / "msdg.log", environment)
-        )
-        bar.update()
-        benchmark = Benchmark(
-            Server(stock.url), Server(pruning.url), arguments.retention, arguments.max_tokens
-        )
-        bar.set_description("warm-up")
-        follow(benchmark.sample_round(0))
-        benchmark.samples.clear()
-        for number in range(max(rounds, burst_rounds)):
-            if number < rounds:
-                bar.set_description(f"one at a time, round {number + 1}/{rounds}")
-                follow(benchmark.sample_round(number + 1))
-            if number < burst_rounds:
-                bar.set_description(f"saturation, round {number + 1}/{burst_rounds}")
-                follow(benchmark.burst_round(number + 1, arguments.concurrency, arguments.requests))
     source = {
         "command": shlex.join(["python", "-m", "benchmarks.serving", *sys.argv[1:]]),
         **provenance(),
@@ -105,7 +84,78 @@ def run(arguments: argparse.Namespace) -> Results:
         "concurrency": arguments.concurrency,
         "max_tokens": arguments.max_tokens,
     }
-    return Results(source, benchmark.samples, benchmark.bursts)
+    with ExitStack() as stack:
+        bar.set_description("starting stock vLLM")
+        stock = stack.enter_context(
+            running(
+                STOCK_SERVER, options, LOGS / "stock.log", {**environment, **stock_environment()}
+            )
+        )
+        bar.update()
+        bar.set_description("starting msdg-vllm")
+        pruning = stack.enter_context(
+            running(PRUNING_SERVER, options, LOGS / "msdg.log", environment)
+        )
+        bar.update()
+        yield Servers(Server(stock.url), Server(pruning.url), source)
+
+
+def _follow(bar: Any, work: Iterator[str]) -> None:
+    for done in work:
+        bar.set_postfix_str(done, refresh=False)
+        bar.update()
+
+
+def run(arguments: argparse.Namespace) -> Results:
+    """Start both servers, measure everything, stop them."""
+    rounds, burst_rounds = arguments.rounds, arguments.burst_rounds
+    num_cases = 1 + len(arguments.retention)
+    per_round = num_cases + len(arguments.retention)
+    steps = 2 + per_round * (1 + rounds) + num_cases * burst_rounds
+    with (
+        tqdm(total=steps, file=sys.stderr, dynamic_ncols=True) as bar,
+        both_servers(arguments, bar) as servers,
+    ):
+        benchmark = Benchmark(
+            servers.stock, servers.pruning, arguments.retention, arguments.max_tokens
+        )
+        bar.set_description("warm-up")
+        _follow(bar, benchmark.sample_round(0))
+        benchmark.samples.clear()
+        for number in range(max(rounds, burst_rounds)):
+            if number < rounds:
+                bar.set_description(f"one at a time, round {number + 1}/{rounds}")
+                _follow(bar, benchmark.sample_round(number + 1))
+            if number < burst_rounds:
+                bar.set_description(f"saturation, round {number + 1}/{burst_rounds}")
+                work = benchmark.burst_round(number + 1, arguments.concurrency, arguments.requests)
+                _follow(bar, work)
+        return Results(servers.source, benchmark.samples, benchmark.bursts)
+
+
+def run_repeats(arguments: argparse.Namespace) -> repeats.Repeats:
+    """Start both servers, ask again and again about the same pictures, stop them."""
+    rounds, crowd_rounds = arguments.rounds, arguments.burst_rounds
+    num_cases = 1 + len(repeats.RETENTIONS)
+    per_round = 2 * num_cases + len(repeats.RETENTIONS)
+    steps = 2 + per_round * (1 + rounds) + 2 * num_cases * crowd_rounds
+    with (
+        tqdm(total=steps, file=sys.stderr, dynamic_ncols=True) as bar,
+        both_servers(arguments, bar) as servers,
+    ):
+        benchmark = repeats.RepeatBenchmark(servers.stock, servers.pruning, arguments.max_tokens)
+        bar.set_description("warm-up")
+        _follow(bar, benchmark.single_round(0))
+        benchmark.asked.clear()
+        bar.set_description("two questions about a picture")
+        for number in range(rounds):
+            _follow(bar, benchmark.single_round(number + 1))
+        bar.set_description("many questions at once")
+        for number in range(crowd_rounds):
+            work = benchmark.crowd_round(number + 1, arguments.concurrency, arguments.requests)
+            _follow(bar, work)
+        source = {**servers.source, "rounds": rounds, "requests": arguments.requests}
+        return repeats.Repeats(source, benchmark.asked, benchmark.crowds, repeats.picture_seconds())
 
 
 def _retentions(text: str) -> list[float]:
@@ -132,31 +182,41 @@ def make_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     commands = parser.add_subparsers(dest="command", required=True)
-    measure = commands.add_parser(
-        "run",
-        help="measure, and write the JSON",
-        epilog="Options behind -- go to both servers: -- --gpu-memory-utilization 0.45",
-    )
-    measure.add_argument("--model", help="default: a mid-size LLaVA-1.5 with random weights")
+    epilog = "Options behind -- go to both servers: -- --gpu-memory-utilization 0.45"
+    measure = commands.add_parser("run", help="measure, and write the JSON", epilog=epilog)
+    again = commands.add_parser("repeats", help="the same for pictures that repeat", epilog=epilog)
     measure.add_argument(
         "--retention", type=_retentions, default=list(RETENTIONS), metavar="LIST",
         help=f"default: {','.join(map(str, RETENTIONS))}",
     )  # fmt: skip
-    for name, default, text in (
-        ("rounds", 10, "rounds of single requests"),
-        ("burst-rounds", 3, "rounds at saturation"),
-        ("concurrency", 8, "requests at once at saturation"),
-        ("requests", 8, "requests per case and round at saturation"),
-        ("max-tokens", 8, "tokens of every answer"),
-    ):
-        measure.add_argument(
-            f"--{name}", type=_positive, default=default, help=f"{text}; default: {default}"
-        )
-    measure.add_argument("server_options", nargs="*", metavar="-- SERVER OPTIONS")
+    for command, defaults in ((measure, (10, 3, 8, 8, 8)), (again, (5, 2, 8, 24, 8))):
+        command.add_argument("--model", help="default: a mid-size LLaVA-1.5 with random weights")
+        for default, name, text in zip(
+            defaults,
+            ("rounds", "burst-rounds", "concurrency", "requests", "max-tokens"),
+            (
+                "rounds of single requests",
+                "rounds at saturation",
+                "requests at once at saturation",
+                "requests per case and round at saturation",
+                "tokens of every answer",
+            ),
+            strict=True,
+        ):
+            command.add_argument(
+                f"--{name}", type=_positive, default=default, help=f"{text}; default: {default}"
+            )
+        command.add_argument("server_options", nargs="*", metavar="-- SERVER OPTIONS")
     show = commands.add_parser("render", help="put tables and plot of a run into docs/")
-    for command in (measure, show):
+    show_again = commands.add_parser("render-repeats", help="put the tables of repeats into docs/")
+    for command, path in (
+        (measure, OUTPUT),
+        (show, OUTPUT),
+        (again, REPEATS_OUTPUT),
+        (show_again, REPEATS_OUTPUT),
+    ):
         command.add_argument(
-            "--results", type=Path, default=OUTPUT, help="the JSON; default: %(default)s"
+            "--results", type=Path, default=path, help="the JSON; default: %(default)s"
         )
     return parser
 
@@ -167,6 +227,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     actions: dict[str, Callable[[argparse.Namespace], None]] = {
         "run": _run_and_print,
         "render": lambda options: print("Wrote", *render(options.results)),
+        "repeats": _run_repeats_and_print,
+        "render-repeats": lambda options: print("Wrote", repeats.render(options.results)),
     }
     try:
         actions[arguments.command](arguments)
@@ -186,6 +248,12 @@ def _run_and_print(arguments: argparse.Namespace) -> None:
     results = run(arguments)
     results.save(arguments.results)
     print(summary(results), goals_table(results), f"Wrote {arguments.results}", sep="\n\n")
+
+
+def _run_repeats_and_print(arguments: argparse.Namespace) -> None:
+    results = run_repeats(arguments)
+    results.save(arguments.results)
+    print(repeats.summary(results), f"Wrote {arguments.results}", sep="\n\n")
 
 
 if __name__ == "__main__":
