@@ -71,8 +71,10 @@ class PruningModel:
         check_depth(found, len(self.encoder_blocks()))
         self.encoder = self.encoder_of(vllm_config.model_config.hf_config, found and found.profile)
         method = default_method(settings, found)
-        max_bytes = int(settings.image_store_gib * 2**30)
-        self.store = ImageStore(max_bytes, self.encoder, pinned=pinned)
+        # A family that cannot make an image again of its rows has it encoded for every question.
+        if type(self).kept_item is not PruningModel.kept_item:
+            max_bytes = int(settings.image_store_gib * 2**30)
+            self.store = ImageStore(max_bytes, self.encoder, pinned=pinned)
         profiled = profiled_method(allowed_methods(settings, method), self.encoder)
         needs = method_named(profiled).needs(self.encoder)
         self.num_profiled_states = max(1, needs.num_held_states)
