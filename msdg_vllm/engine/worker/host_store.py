@@ -29,7 +29,8 @@ class HostStore(Generic[Value]):
     def __init__(
         self, max_bytes: int, *, max_entries: int | None = None, pinned: bool = False
     ) -> None:
-        self._memory = torch.empty(max_bytes, dtype=torch.uint8, pin_memory=pinned)
+        # Models are built with their device as the default.
+        self._memory = torch.empty(max_bytes, dtype=torch.uint8, device="cpu", pin_memory=pinned)
         self._max_entries = max_entries
         # Free extents as (start, end), ascending, never adjacent.
         self._holes: list[tuple[int, int]] = []

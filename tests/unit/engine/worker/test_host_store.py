@@ -130,3 +130,10 @@ def test_clearing_forgets_everything_and_leaves_all_of_the_room() -> None:
     assert (len(store), store.num_bytes) == (0, 0)
     store.put("all", pair(9, size=128))
     assert_equal(store.get("all", HOST), pair(9, size=128))
+
+
+def test_the_memory_is_the_hosts_also_where_a_model_is_built_on_a_device() -> None:
+    with torch.device("meta"):
+        store: HostStore[Pair] = HostStore(1024)
+    store.put("key", pair(1))
+    assert_equal(store.get("key", HOST), pair(1))
