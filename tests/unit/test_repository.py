@@ -121,6 +121,22 @@ def test_modules_of_sibling_rooms_have_names_of_their_own() -> None:
     assert [paths for paths in homes.values() if len(paths) > 1] == []
 
 
+@pytest.mark.parametrize(
+    "path",
+    sorted((ROOT / "tests" / "unit").glob("*/**/test_*.py")),
+    ids=lambda path: str(path.relative_to(ROOT / "tests")),
+)
+def test_a_test_stands_where_the_code_stands_that_it_imports(path: Path) -> None:
+    room = path.relative_to(ROOT / "tests" / "unit").parent
+    homes = [home / room for home in (ROOT, ROOT / "msdg_vllm") if (home / room).is_dir()]
+    assert homes, f"there is no folder {room}"
+    home = ".".join(homes[-1].relative_to(ROOT).parts)
+    product = ("msdg_vllm.", "server.")
+    if f"{home}.".startswith(product):
+        ours = [f"{name}." for name in imports_of(path) if f"{name}.".startswith(product)]
+        assert not ours or any(name.startswith(f"{home}.") for name in ours)
+
+
 def test_no_file_names_a_machine_or_a_registry(tracked_texts: dict[str, str]) -> None:
     # Written in two parts, or this file would name them itself.
     forbidden = ["/" + "work/", "/" + "root/", "/" + "Users/", "pypi" + ".org", "python" + "hosted"]
