@@ -97,7 +97,6 @@ class HuggingFaceTower:
             width=int(getattr(vision_config, "embed_dim", vision_config.hidden_size)),
             patches_per_token=self._merge**2,
             global_layers=None if windowed is None else tuple(windowed),
-            one_size=not self._is_native,
         )
         # The server does not run what comes after the state that is projected.
         del self._blocks[self.info.num_layers :]

@@ -27,7 +27,6 @@ class TowerInfo:
         width: d, the width of a state.
         patches_per_token: How many neighbouring patches merge into one visual token.
         global_layers: Layers whose attention spans the image; None means all.
-        one_size: Whether all images come out with the same number of tokens.
     """
 
     name: str
@@ -39,7 +38,6 @@ class TowerInfo:
     width: int
     patches_per_token: int = 1
     global_layers: tuple[int, ...] | None = None
-    one_size: bool = True
 
     @property
     def direction_end(self) -> int:

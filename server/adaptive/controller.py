@@ -108,7 +108,6 @@ class Status:
     level: float
     backlog_seconds: float
     rho: float
-    lateness_seconds: float
     measured_p95_seconds: float
     num_measured: int
     is_overloaded: bool
@@ -211,7 +210,6 @@ class Controller:
                 level=self.rungs[level],
                 backlog_seconds=self._wait(load, Costs(load), now),
                 rho=load.rho or _RHO_START,
-                lateness_seconds=self._lateness(load, now),
                 measured_p95_seconds=p95,
                 num_measured=load.num_measured,
                 is_overloaded=at_floor and len(recent) >= _ENOUGH_MEASURED and p95 > self.target,
