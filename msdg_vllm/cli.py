@@ -91,3 +91,7 @@ def _vllm_version() -> str:
         except PackageNotFoundError:
             continue
     return "no vllm"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

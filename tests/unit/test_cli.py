@@ -68,3 +68,9 @@ def test_a_server_py_in_the_working_directory_is_not_run_instead(tmp_path: Path)
     )
     assert "hijacked" not in done.stderr
     assert (done.returncode, "--default-retention" in done.stdout) == (0, True)
+
+
+def test_the_module_is_the_command_too() -> None:
+    command = [sys.executable, "-m", "msdg_vllm.cli", "--version"]
+    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert said.startswith("msdg-vllm ")
