@@ -73,11 +73,12 @@ def speak_to_person(arguments: Sequence[str]) -> None:
 def _serve(arguments: Sequence[str]) -> None:
     # Only now: vLLM reads its environment while it is imported.
     from vllm.entrypoints.cli.serve import ServeSubcommand
+    from vllm.entrypoints.launchers.api_server import entry
     from vllm.entrypoints.launchers.cli_args import validate_parsed_serve_args
     from vllm.entrypoints.serve.utils.api_utils import cli_env_setup
     from vllm.logger import configure_logging_from_args
 
-    from server.shutdown import traffic
+    from server.shutdown import guard_start, traffic
 
     cli_env_setup()
     parser = make_parser()
@@ -93,6 +94,7 @@ def _serve(arguments: Sequence[str]) -> None:
     configure_logging_from_args(options)
     validate_parsed_serve_args(options)
     greeting.announce_model(options)
+    guard_start(entry)
     with shared_load(os.environ):
         ServeSubcommand.cmd(options)
     if traffic.engine_failed:

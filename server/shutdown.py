@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import threading
 import time
 from collections.abc import Callable
+from functools import wraps
 from http import HTTPStatus
+from types import FrameType
 from typing import Any
 
 from starlette.datastructures import MutableHeaders, State
@@ -31,6 +34,8 @@ PROBE_PATHS = frozenset({"/health", "/health/live", "/health/ready", "/metrics",
 _ABORT_SECONDS = 2.0
 _ENGINE_SECONDS = 5.0
 _HANGING_SECONDS = 10.0
+_START_SECONDS = 10.0
+_INTERRUPTED = 130
 
 
 class Traffic:
@@ -114,11 +119,12 @@ def install(engine_client: EngineClient, state: State) -> None:
         if is_first:
             # Asked for by a signal while the engine works, or by its end.
             traffic.engine_failed = engine_client.errored
+            if hasattr(state, "server"):  # `run_batch` has none, and still writes its answers
+                _leave_after((timeout or 0) + _ENGINE_SECONDS + _HANGING_SECONDS)
         if not is_first or traffic.engine_failed or not timeout or not loop.is_running():
             stock(timeout=timeout)
             return
         logger.info("Draining: %d requests have %s s to end.", traffic.in_flight, timeout)
-        _leave_after(timeout + _ENGINE_SECONDS + _HANGING_SECONDS)
         # What vLLM's own parent of several API processes waits for includes the rest.
         if not traffic.wait(max(0.5, timeout - _ABORT_SECONDS - 1)):
             logger.warning("Draining: %d requests are aborted.", traffic.in_flight)
@@ -134,12 +140,38 @@ def install(engine_client: EngineClient, state: State) -> None:
     engine_client.shutdown = shutdown  # type: ignore[method-assign]
 
 
-def _leave_after(seconds: float) -> None:
+def guard_start(entry: Any) -> None:
+    """Let SIGTERM end a server in time that is still starting.
+
+    vLLM's handler interrupts its main thread; what waits for an engine that the same signal has
+    ended may go on waiting.
+
+    Args:
+        entry: The module of vLLM that runs an API server; it installs its handler and then calls
+            `setup_server`. Once the server is up, it takes other handlers.
+    """
+    stock = entry.setup_server
+
+    @wraps(stock)
+    def setup_server(*args: Any, **kwargs: Any) -> Any:
+        interrupt: Any = signal.getsignal(signal.SIGTERM)
+
+        def end(number: int, frame: FrameType | None) -> None:
+            _leave_after(_START_SECONDS, _INTERRUPTED)
+            interrupt(number, frame)
+
+        signal.signal(signal.SIGTERM, end)
+        return stock(*args, **kwargs)
+
+    entry.setup_server = setup_server
+
+
+def _leave_after(seconds: float, code: int = 1) -> None:
     """End the process if nothing else has ended it by then."""
 
     def leave() -> None:
         logger.error("The server did not stop within %s s: it is ended now.", seconds)
-        os._exit(1)
+        os._exit(code)
 
     timer = threading.Timer(seconds, leave)
     timer.daemon = True

@@ -130,6 +130,7 @@ TABLE = """\
 | `v1.engine.async_llm:AsyncLLM.generate(self, prompt, ...)` | wrap | `server/first_token.py` | time to first token by what was kept |
 | `v1.engine.async_llm:AsyncLLM.engine_core` | read | `server/workers.py` | workers of all data-parallel engines answer |
 | `v1.engine.core_client:AsyncMPClient.call_utility_all_async(self, method, *args)` | call | `server/workers.py` | the same |
+| `entrypoints.launchers.launcher:setup_server(args, reuse_port)` | wrap | `server/shutdown.py` | a stop during the start ends in time, too |
 | `v1.engine.async_llm:AsyncLLM.shutdown(self, timeout)` | wrap | `server/shutdown.py` | running requests end before the engine does |
 | `v1.engine.async_llm:AsyncLLM.abort(self, request_id, internal)` | call | `server/shutdown.py` | those that do not end in time are told |
 | `v1.engine.async_llm:AsyncLLM.output_processor` | read | `server/shutdown.py` | the same |

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 from collections.abc import Awaitable, Callable
 
 import httpx
@@ -72,3 +74,25 @@ async def test_requests_are_waited_for_and_probes_are_not() -> None:
         ending.set()
         assert await asyncio.to_thread(traffic.wait, 5)
         await running
+
+
+def test_a_stop_during_the_start_ends_a_process_that_goes_on_waiting() -> None:
+    code = """
+import os, signal, types
+from server import shutdown
+
+shutdown._START_SECONDS = 0.2
+heard = []
+signal.signal(signal.SIGTERM, lambda *_: heard.append("interrupted"))
+entry = types.SimpleNamespace(setup_server=lambda port: port + 1)
+shutdown.guard_start(entry)
+assert entry.setup_server(7) == 8
+os.kill(os.getpid(), signal.SIGTERM)
+print(*heard, flush=True)
+while True:
+    signal.pause()
+"""
+    ended = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert (ended.returncode, ended.stdout) == (130, "interrupted\n")
