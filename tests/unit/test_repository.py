@@ -130,7 +130,7 @@ def test_a_test_stands_where_the_code_stands_that_it_imports(path: Path) -> None
     room = path.relative_to(ROOT / "tests" / "unit").parent
     homes = [home / room for home in (ROOT, ROOT / "msdg_vllm") if (home / room).is_dir()]
     assert homes, f"there is no folder {room}"
-    home = ".".join(homes[-1].relative_to(ROOT).parts)
+    home = layer_of(".".join(homes[-1].relative_to(ROOT).parts))
     product = ("msdg_vllm.", "server.")
     if f"{home}.".startswith(product):
         ours = [f"{name}." for name in imports_of(path) if f"{name}.".startswith(product)]
