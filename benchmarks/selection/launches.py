@@ -136,9 +136,12 @@ def count(method_name: str, shape: Shape) -> tuple[Work, Work]:
     images = _images(shape)
     encoder = images[0].encoder
     num_patches = shape.num_tokens * shape.patches_per_token
-    batch = torch.empty(
-        shape.num_images, num_patches, shape.width, dtype=torch.bfloat16, device="meta"
-    )
+    states = {
+        layer: torch.empty(
+            shape.num_images, num_patches, shape.width, dtype=torch.bfloat16, device="meta"
+        )
+        for layer in method.needs(encoder).token_signals
+    }
     budget = num_kept_tokens(shape.num_tokens, RETENTION)
     queries = [
         torch.empty(
@@ -152,11 +155,9 @@ def count(method_name: str, shape: Shape) -> tuple[Work, Work]:
         for row in range(shape.num_images)
     ]
     with _counted() as analysis:
-        if layers := method.needs(encoder).token_signals:
+        if states:
             # As the engine does, for all images while the encoder runs.
-            signals = token_signals(
-                dict.fromkeys(layers, batch), encoder.measured, shape.patches_per_token
-            )
+            signals = token_signals(states, encoder.measured, shape.patches_per_token)
             images = [
                 replace(
                     image,

@@ -76,16 +76,8 @@ def load_of(launch: Launch, shape: Shape) -> Load:
     return Load(own_bytes, programs, program_bytes or own_bytes / programs, flops, steps)
 
 
-def _states(number: int) -> Callable[[Shape], int]:
-    """Bytes of some states of all patches."""
-    return lambda s: number * 2 * s.num_images * s.num_tokens * s.patches_per_token * s.width
-
-
 # What kernels read by address is no argument of theirs.
 _BEHIND_ADDRESSES: dict[str, Callable[[Shape], int]] = {
-    "activation_kernel": _states(1),
-    "saliency_kernel": _states(2),
-    "direction_kernel": _states(2),
     "relevance_kernel": lambda s: 2 * s.num_images * s.num_tokens * s.llm_width,
     "budget_kernel": lambda s: 8 * s.num_images * s.num_tokens,
     "rank_kernel": lambda s: 13 * s.num_images * s.num_tokens,

@@ -6,7 +6,7 @@ What the vision models of the Qwen family share is here too.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate, pairwise
@@ -126,7 +126,7 @@ class PruningQwenVL(PruningModel):
 
     def encode_items(
         self, kwargs: Mapping[str, Any], modality: str, needs: Needs
-    ) -> Iterator[list[EncodedImage]]:
+    ) -> list[list[EncodedImage]]:
         grids = kwargs[GRID[modality]].tolist()
         metadata = self.visual.prepare_encoder_metadata(grids)
         if needs.features:
@@ -146,6 +146,7 @@ class PruningQwenVL(PruningModel):
         ) as captured:
             rows = self.visual(kwargs[_PIXELS[modality]], grid_thw=None, encoder_metadata=metadata)
         tokens = stream.finish() if stream else None
+        images: list[EncodedImage] = []
         start = 0
         for index, shape in enumerate(map(self._merged, grids)):
             end = start + math.prod(shape)
@@ -156,8 +157,9 @@ class PruningQwenVL(PruningModel):
                     signals, token_signals=tokens.map(itemgetter((slice(None), here)))
                 )
             image = self.kept_item(kwargs, modality, index, rows[None, start:end])
-            yield [replace(image, signals=signals)]
+            images.append(replace(image, signals=signals))
             start = end
+        return [images]
 
     def _merged(self, grid: Sequence[int]) -> tuple[int, int, int]:
         """Frames, rows and columns of tokens of a grid of patches."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from msdg_vllm.core import kernels
 from msdg_vllm.engine.spec import PruningSpec
 from msdg_vllm.engine.worker.image_store import ImageStore
 from msdg_vllm.methods import METHODS, method_named, unmet_need
@@ -93,6 +95,25 @@ def test_no_method_waits_and_each_keeps_its_budget(family: Family) -> None:
             rows = embed(family.model, family.kwargs, specs)
             width = family.width + family.num_columns
             assert [tuple(row.shape) for row in rows] == [(5, width), (3, width)], name
+
+
+@pytest.mark.parametrize("make", [make_qwen2_vl, make_qwen2_5_vl])
+def test_images_of_one_size_share_their_launches_whatever_they_are_asked(
+    make: Callable[[Path], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = build(make(tmp_path))
+    monkeypatch.setattr(kernels, "DEVICES", {DEVICE.type})
+    numbers = []
+    for number in (1, 2, 5):
+        grids = torch.tensor([[1, 8, 12]] * number)
+        pixels = empty(int(grids.prod(-1).sum()), 3 * 2 * 14 * 14, dtype=torch.uint8)
+        specs = [PruningSpec(3 + place, 24, tuple(range(place))) for place in range(number)]
+        with kernels.recorded_launches() as launches:
+            rows = embed(model, {"pixel_values": pixels, "image_grid_thw": grids}, specs)
+        assert [len(row) for row in rows] == [spec.budget for spec in specs]
+        numbers.append(len(launches))
+    assert numbers[0] > 15
+    assert len(set(numbers)) == 1
 
 
 def test_an_unpruned_image_beside_a_pruned_one_waits_for_nothing(family: Family) -> None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from benchmarks.selection.launches import MICRO_BATCH, SHAPES, Shape, count, recorded
+from benchmarks.selection.roofline import DEVICES, estimated_seconds, load_of
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
@@ -26,6 +27,26 @@ def test_neither_images_nor_questions_change_the_number(num_tokens: int) -> None
     for num_images, num_questions in ((3, 1), (8, 8), (40, 5)):
         shape = replace(one, num_images=num_images, num_questions=num_questions)
         assert [half.num_launches for half in count("msdg", shape)] == expected
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_states_are_read_once_by_each_kernel_that_needs_them(shape: Shape) -> None:
+    state = 2 * shape.num_images * shape.num_tokens * shape.patches_per_token * shape.width
+    for launch in recorded("msdg", shape).kernels:
+        num_read = {"activation_kernel": 1, "saliency_kernel": 2, "direction_kernel": 2}.get(
+            launch.kernel.fn.__name__
+        )
+        if num_read is not None:
+            moved = load_of(launch, shape).num_bytes
+            assert num_read <= moved / state < num_read + 2.1  # directions are written in float32
+
+
+@pytest.mark.parametrize(
+    ("shape", "milliseconds"), [*((shape, 1.0) for shape in SHAPES[:3]), (SHAPES[4], 2.0)], ids=str
+)
+def test_an_a100_is_estimated_to_take_no_longer_than(shape: Shape, milliseconds: float) -> None:
+    seconds = estimated_seconds(recorded("msdg", shape), shape, DEVICES[0])
+    assert seconds <= milliseconds / 1000
 
 
 def test_nothing_is_as_large_as_tokens_by_tokens_beyond_1024() -> None:
