@@ -10,6 +10,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from urllib.parse import urlsplit
 
 import pytest
 from PIL import Image
-from playwright.sync_api import Browser, Page, expect, sync_playwright
+from playwright.sync_api import Browser, Page, Route, expect, sync_playwright
 
 from tests.pictures import make_picture
 from tests.server.gate import Gate, gate_before
@@ -99,6 +100,30 @@ def test_two_clicks_give_a_comparison(page: Page, server: Server) -> None:
     expect(columns.nth(1)).to_contain_text("64 of 576")
     for name in ("Prompt tokens", "Time to first token", "Total time"):
         expect(columns.nth(1)).to_contain_text(name)
+
+
+def test_an_example_that_comes_slowly_is_waited_for(page: Page, server: Server) -> None:
+    def slow(route: Route) -> None:
+        time.sleep(1)
+        route.continue_()
+
+    open_page(page, server.url)
+    page.route("**/examples/*.png", slow)
+    page.click("#examples button >> nth=0")
+    page.click("#compare")
+    expect(page.locator("canvas")).to_have_count(1, timeout=WAIT)
+
+
+def test_a_second_question_does_not_run_the_encoder(
+    page: Page, server: Server, picture: Path
+) -> None:
+    open_page(page, server.url)
+    ask(page, picture)
+    ran = page.locator("tr:has-text('Vision encoder ran') td")
+    expect(ran).to_have_text("yes")
+    page.fill("#question", "And what else?")
+    page.click("#compare")
+    expect(ran).to_have_text("no, the picture was remembered", timeout=WAIT)
 
 
 def test_the_slider_decides_how_much_is_kept(page: Page, server: Server, picture: Path) -> None:

@@ -82,6 +82,7 @@ async function compare(event) {
   event.preventDefault();
   problem();
   if (!server) { await connect(); if (!server) return; }
+  await media.ready();
   if (!media.items().length) { problem("Choose a picture first: a file, or one of the examples."); return; }
   const { methods, retention } = settings.current();
   const reference = new Column("All tokens");

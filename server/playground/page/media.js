@@ -5,11 +5,15 @@ import { element } from "./dom.js";
 const list = document.getElementById("chosen");
 const drop = document.getElementById("drop");
 let chosen = [];
+let reading = Promise.resolve();
 let changed = () => {};
 let complain = () => {};
 
 /** {name, type, url}: `url` is a data: URL. */
 export const items = () => chosen;
+
+/** Wait for what was chosen and is still being read. */
+export const ready = () => reading;
 
 export const parts = () =>
   chosen.map(({ type, url }) =>
@@ -40,18 +44,25 @@ export async function showExamples(use) {
     const source = new URL(`playground/examples/${file}`, new URL(".", location.href));
     const button = element("button", { type: "button", title: questions[0] },
       element("img", { src: source, alt: `Example ${file}`, loading: "lazy" }));
-    button.addEventListener("click", async () => {
-      const blob = await (await fetch(source)).blob();
-      await set([new File([blob], file, { type: blob.type })]);
+    button.addEventListener("click", () => {
       use(questions);
+      reading = take(source, file).catch(() => complain("The example cannot be loaded. Is the server still running?"));
     });
     document.getElementById("examples").append(button);
   }
 }
 
-const set = (files) => { chosen = []; return add(files); };
+async function take(source, name) {
+  const blob = await (await fetch(source)).blob();
+  chosen = [];
+  await read([new File([blob], name, { type: blob.type })]);
+}
 
-async function add(files) {
+function add(files) {
+  reading = reading.then(() => read(files));
+}
+
+async function read(files) {
   const isMedia = ({ type }) => /^(image|video)\//.test(type);
   for (const file of files.filter(isMedia)) {
     chosen.push({ name: file.name || "pasted", type: file.type, url: await asDataUrl(file) });
