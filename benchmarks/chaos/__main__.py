@@ -17,7 +17,7 @@ from contextlib import AbstractContextManager
 from dataclasses import asdict
 from pathlib import Path
 
-from benchmarks.chaos.endings import ENDINGS
+from benchmarks.chaos.endings import ENDINGS, freeze
 from benchmarks.chaos.loads import LOADS, fuzzed, image_flood
 from benchmarks.chaos.outcome import Outcome, table
 from benchmarks.shared.provenance import ROOT, RUNS, provenance
@@ -39,8 +39,8 @@ OPTIONS = (
 # As small as vLLM allows: requests are preempted and images encoded again.
 SMALL_KV = "--num-gpu-blocks-override=20"
 ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "VLLM_CPU_KVCACHE_SPACE": "1"}
-FUZZ, FLOOD = "fuzz", "image-flood"
-NAMES = (*ENDINGS, *LOADS, FLOOD, FUZZ)
+FREEZE, FUZZ, FLOOD = "freeze", "fuzz", "image-flood"
+NAMES = (*ENDINGS, FREEZE, *LOADS, FLOOD, FUZZ)
 UNPRUNED_IMAGES = 13
 """As many images of 144 tokens as fit the 2,048 of the bundled model beside a question."""
 
@@ -64,7 +64,11 @@ def run(names: Sequence[str], times: int, num_requests: int, folder: Path) -> It
             for _ in range(times):
                 with server(folder, name) as started:
                     yield ENDINGS[name](started, MODEL.name)
-    if not (loads := [name for name in names if name not in ENDINGS]):
+        elif name == FREEZE:
+            with server(folder, name) as started:
+                for _ in range(times):
+                    yield freeze(started, MODEL.name)
+    if not (loads := [name for name in names if name not in (*ENDINGS, FREEZE)]):
         return
     small = "overload" in loads
     for group in ([["overload"]] if small else []) + [[n for n in loads if n != "overload"]]:
@@ -87,7 +91,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the faults that are asked for and print the table."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.chaos", description=__doc__)
     parser.add_argument("--only", action="append", choices=NAMES, help="a fault; may be repeated")
-    parser.add_argument("--times", type=int, default=1, help="tries of faults that end the server")
+    parser.add_argument("--times", type=int, default=1, help="tries of stops, kills and freezes")
     parser.add_argument("--requests", type=int, default=1000, help="fuzzed requests")
     parser.add_argument("--folder", type=Path, default=RUNS / "chaos")
     options = parser.parse_args(arguments)

@@ -1,4 +1,4 @@
-"""Faults after which the server must be gone: stops with live streams, kills, frozen workers."""
+"""Faults that end a server or freeze it: stops with live streams, kills, a worker that hangs."""
 
 import asyncio
 import os
@@ -197,6 +197,5 @@ ENDINGS = {
     "kill-worker": kill_worker,
     "kill-engine": kill_engine,
     "kill-api": kill_api,
-    "freeze": freeze,
 }
 """Faults by name; each gets a server of its own."""
