@@ -9,6 +9,7 @@ from __future__ import annotations
 from functools import wraps
 from typing import Any
 
+from msdg_vllm.request import NAMES
 from server.schemas import PruningChatRequest, PruningFields, PruningMessagesRequest
 
 
@@ -40,9 +41,9 @@ def _keeping_wishes(to_chat_completion_request: Any) -> Any:
             return request.become(chat)
         if isinstance(request, PruningFields):
             # Only to be counted: the fields ride along, and nobody takes it for a request.
-            chat.retention = request.retention
-            if request.pruning is not None:
-                chat.pruning = request.pruning.model_dump(exclude_none=True)
+            fields = request.model_dump(include={*NAMES}, exclude_none=True)
+            for name, value in fields.items():
+                setattr(chat, name, value)
         return chat
 
     return convert

@@ -18,7 +18,7 @@ from vllm.multimodal.utils import get_mm_features_in_window
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request
 
-from msdg_vllm.engine.spec import PruningSpec, field_name
+from msdg_vllm.engine.spec import ENCODED, PruningSpec, field_name
 
 Scheduled = tuple[list[int], int, int, list[int], list[int]]
 """Items to encode, tokens to compute, what is left of the encoder's step, and two more lists."""
@@ -89,6 +89,8 @@ def _charging(stock: Callable[..., Scheduled]) -> Callable[..., Scheduled]:
         items, num_new_tokens, left, *rest = scheduled
         if items:
             turns.given.add(request.request_id)
+            if self.vllm_config.observability_config.otlp_traces_endpoint is not None:
+                request.trace_headers = {**(request.trace_headers or {}), ENCODED: ""}
         elif costs:
             turns.denied[request.request_id] = next(iter(costs.values()))
         if pruned:

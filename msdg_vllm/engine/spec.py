@@ -85,6 +85,9 @@ class PruningSpec:
         )
 
 
+ENCODED = "msdg-encoded"
+"""Header that the scheduler gives to a traced request whose image it has scheduled to encode."""
+
 UNPRUNED = PruningSpec(budget=0, num_tokens=0)
 
 

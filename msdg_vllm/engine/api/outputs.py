@@ -7,20 +7,23 @@ how many tokens there were before pruning.
 from __future__ import annotations
 
 from collections import OrderedDict
+from contextvars import ContextVar
 from functools import wraps
 from typing import Any
 
 from vllm.tracing import SpanAttributes
 from vllm.v1.engine import output_processor
 from vllm.v1.engine.input_processor import InputProcessor
-from vllm.v1.engine.output_processor import RequestState
+from vllm.v1.engine.output_processor import OutputProcessor, RequestState
 
 from msdg_vllm.engine.api.pixels import PIXELS, name_pixels
 from msdg_vllm.engine.api.visual_tokens import VisualTokens
+from msdg_vllm.engine.spec import ENCODED
 
 # Requests that never end as they should, such as those a client leaves, are forgotten one day.
 _MAX_REQUESTS = 10_000
 _REQUESTS: OrderedDict[str, VisualTokens] = OrderedDict()
+_encoder_scheduled: ContextVar[bool] = ContextVar("encoder_scheduled", default=False)
 
 
 def install() -> None:
@@ -30,6 +33,7 @@ def install() -> None:
     for owner, name, wrap in (
         (InputProcessor, "process_inputs", _remembering),
         (RequestState, "_new_request_output", _counting),
+        (OutputProcessor, "do_tracing", _hearing_of_encoder),
         (output_processor, "instrument_manual", _describing),
     ):
         setattr(owner, name, wrap(getattr(owner, name)))
@@ -38,6 +42,7 @@ def install() -> None:
 def _remembering(process_inputs: Any) -> Any:
     @wraps(process_inputs)
     def process(self: Any, request_id: str, prompt: Any, *args: Any, **kwargs: Any) -> Any:
+        _REQUESTS.pop(request_id, None)  # another engine of this process may count from 0 again
         if isinstance(prompt, dict) and (tokens := VisualTokens.of_input(prompt)).items:
             _REQUESTS[request_id] = tokens
             if len(_REQUESTS) > _MAX_REQUESTS:
@@ -61,12 +66,28 @@ def _counting(new_request_output: Any) -> Any:
     return make
 
 
+def _hearing_of_encoder(do_tracing: Any) -> Any:
+    @wraps(do_tracing)
+    def trace(self: Any, engine_core_output: Any, *args: Any, **kwargs: Any) -> None:
+        before = _encoder_scheduled.set(ENCODED in (engine_core_output.trace_headers or ()))
+        try:
+            do_tracing(self, engine_core_output, *args, **kwargs)
+        finally:
+            _encoder_scheduled.reset(before)
+
+    return trace
+
+
 def _describing(instrument_manual: Any) -> Any:
     @wraps(instrument_manual)
     def instrument(*args: Any, attributes: dict[str, Any], **kwargs: Any) -> Any:
         request_id = attributes.get(SpanAttributes.GEN_AI_REQUEST_ID, "")
         if (tokens := _REQUESTS.get(request_id)) is not None:
-            attributes = {**attributes, **tokens.as_span_attributes()}
+            own = {
+                **tokens.as_span_attributes(),
+                "msdg.encoder_scheduled": _encoder_scheduled.get(),
+            }
+            attributes = {**attributes, **own}
         return instrument_manual(*args, attributes=attributes, **kwargs)
 
     return instrument

@@ -39,13 +39,13 @@ class PruningRenderer(HfRenderer):
         if isinstance(self.mm_processor, PruningProcessor):
             # Here rather than in a worker: the message is the last thing the operator reads.
             check_config(config)
-        if type(self._mm_processor_cache) is LruKeyReplicatedSenderCache:
-            delivery.install()
-            self._mm_processor_cache = delivery.DeliverySenderCache(config.model_config)
             # Only now: the engine's modules import renderers themselves.
             from msdg_vllm.engine.api import outputs
 
             outputs.install()
+        if type(self._mm_processor_cache) is LruKeyReplicatedSenderCache:
+            delivery.install()
+            self._mm_processor_cache = delivery.DeliverySenderCache(config.model_config)
 
     def warmup(self, chat_params: Any) -> None:
         super().warmup(chat_params)

@@ -26,7 +26,7 @@ from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request
 
 import msdg_vllm
-from msdg_vllm.engine.spec import UNPRUNED, PruningSpec, field_name
+from msdg_vllm.engine.spec import ENCODED, UNPRUNED, PruningSpec, field_name
 from tests.checkpoints import make_llava
 
 NUM_TOKENS = 576
@@ -195,3 +195,17 @@ def test_an_image_that_is_encoded_already_costs_nothing(scheduler: Scheduler) ->
     output = next(steps_of(scheduler))
     assert images_of(output) == {"second": IMAGES_PER_STEP}
     assert "again" in output.num_scheduled_tokens
+
+
+@pytest.mark.parametrize("endpoint", ["http://127.0.0.1:9", None])
+def test_a_traced_request_is_told_that_it_was_to_be_encoded(
+    scheduler: Scheduler, endpoint: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tracing = scheduler.vllm_config.observability_config
+    monkeypatch.setattr(tracing, "otlp_traces_endpoint", endpoint)
+    request = request_of(1)
+    request.trace_headers = {"traceparent": "its own"}
+    scheduler.add_request(request)
+    list(steps_of(scheduler))
+    told = {ENCODED: ""} if endpoint else {}
+    assert request.trace_headers == {"traceparent": "its own", **told}

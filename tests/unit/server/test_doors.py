@@ -58,6 +58,12 @@ def test_a_message_to_be_counted_is_no_request_of_ours() -> None:
     assert wishes_of(chat) == PruningRequest(0.5, method="random")
 
 
+def test_a_message_to_be_counted_keeps_its_limit_of_tokens() -> None:
+    body = {**CHAT, "retention": None, "max_visual_tokens": 64}
+    chat = to_chat(PruningCountRequest.model_validate(body))
+    assert wishes_of(chat) == PruningRequest(max_visual_tokens=64)
+
+
 def test_an_answer_to_a_message_carries_the_counts() -> None:
     message = PruningMessagesRequest.model_validate(MESSAGE)
     to_chat(message).rendered(VisualTokens(576, 64, 1, 1))

@@ -13,7 +13,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from msdg_vllm.engine.api import outputs
 from msdg_vllm.engine.api.processor import SPECS
 from msdg_vllm.engine.api.visual_tokens import VisualTokens
-from msdg_vllm.engine.spec import PruningSpec
+from msdg_vllm.engine.spec import ENCODED, PruningSpec
 
 TOKENS = VisualTokens(total=576, kept=64, items=1, pruned_items=1, methods=("msdg",))
 
@@ -43,6 +43,8 @@ def test_an_output_carries_the_counts_of_its_request() -> None:
     assert make(None, "a", 7).visual_tokens == TOKENS
     assert make(None, "a", 8).found == 8
     assert not hasattr(make(None, "b", 7), "visual_tokens")
+    process("a", {"prompt_token_ids": [1]})
+    assert not hasattr(make(None, "a", 9), "visual_tokens")
 
 
 def test_only_so_many_requests_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,5 +75,17 @@ def test_the_span_of_a_request_says_what_was_kept(monkeypatch: pytest.MonkeyPatc
         "msdg.method": "msdg",
         "msdg.visual_tokens": 64,
         "msdg.visual_tokens_total": 576,
+        "msdg.encoder_scheduled": False,
     }
     assert plain == {SpanAttributes.GEN_AI_REQUEST_ID: "b"}
+
+
+@pytest.mark.parametrize(("headers", "ran"), [({ENCODED: ""}, True), ({}, False), (None, False)])
+def test_a_span_is_told_whether_the_encoder_scheduled(
+    headers: dict[str, str] | None, ran: bool
+) -> None:
+    heard = []
+    trace = outputs._hearing_of_encoder(lambda *_: heard.append(outputs._encoder_scheduled.get()))
+    trace(None, SimpleNamespace(trace_headers=headers), "state", "statistics")
+    assert heard == [ran]
+    assert not outputs._encoder_scheduled.get()
