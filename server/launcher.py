@@ -189,7 +189,7 @@ def apply_options(options: argparse.Namespace, environment: MutableMapping[str, 
         value = getattr(options, name)
         delattr(options, name)
         if value is not None:
-            environment[variable_of(name)] = str(int(value) if isinstance(value, bool) else value)
+            environment[variable_of(name)] = _as_text(value)
     vars(options).pop("verbose", None)
     settings = Settings.from_environment(environment)
     if settings.profile is not None:
@@ -201,6 +201,13 @@ def apply_options(options: argparse.Namespace, environment: MutableMapping[str, 
         "image": DEFAULT_MAX_IMAGES,
         **(options.limit_mm_per_prompt or {}),
     }
+
+
+def _as_text(value: object) -> str:
+    """Write the value of an option as its variable has it, which the other processes parse."""
+    if isinstance(value, tuple):
+        return ",".join(map(str, value))
+    return str(int(value) if isinstance(value, bool) else value)
 
 
 def check_frontend(options: argparse.Namespace) -> None:

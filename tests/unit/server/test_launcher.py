@@ -111,6 +111,15 @@ def test_wrong_options_are_refused(
     assert complaint in capsys.readouterr().err
 
 
+def test_options_with_several_values_reach_the_other_processes(parser: Any) -> None:
+    environment: dict[str, str] = {}
+    options = ["--retention-aliases", "0.333, 0.111", "--methods", "msdg,divprune"]
+    apply_options(parser.parse_args(options), environment)
+    settings = Settings.from_environment(environment)
+    assert settings.retention_aliases == (0.333, 0.111)
+    assert settings.methods == ("msdg", "divprune")
+
+
 def test_wrong_variables_are_refused(parser: Any) -> None:
     with pytest.raises(ValueError, match="MSDG_DEFAULT_RETENTION='2'"):
         apply_options(parser.parse_args([]), {"MSDG_DEFAULT_RETENTION": "2"})
