@@ -14,6 +14,8 @@ from starlette.responses import JSONResponse
 from vllm.entrypoints.serve.exception_handling.handlers.exception import exception_handler
 
 _SHAPE_ERRORS = (AttributeError, KeyError, IndexError)
+# Reads the types of content parts, which may be null.
+_READER = "_get_message_types"
 
 
 def install(app: FastAPI) -> None:
@@ -38,10 +40,12 @@ async def _refuse_shape(request: Request, error: Exception) -> JSONResponse:
 
 
 def _comes_from_protocol(error: Exception) -> bool:
-    """Whether an error was raised while one of vLLM's models of a body was checked."""
+    """Whether an error was raised while vLLM checked a body, or read the types of its parts."""
     *_, (last, _) = walk_tb(error.__traceback__)
     name = str(last.f_globals.get("__name__"))
-    return name.startswith("vllm.entrypoints.") and name.endswith(".protocol")
+    return name.startswith("vllm.entrypoints.") and (
+        name.endswith(".protocol") or last.f_code.co_name == _READER
+    )
 
 
 def _refusal(message: str) -> JSONResponse:
