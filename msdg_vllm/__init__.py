@@ -12,6 +12,7 @@ ARCHITECTURES = {
     "Glm4vMoeForConditionalGeneration": "msdg_vllm.models.glm4v:PruningGlm4vMoe",
     "InternVLChatModel": "msdg_vllm.models.internvl:PruningInternVLChat",
     "InternVLForConditionalGeneration": "msdg_vllm.models.internvl:PruningInternVLHf",
+    "KimiVLForConditionalGeneration": "msdg_vllm.models.kimi_vl:PruningKimiVL",
     "LlavaForConditionalGeneration": "msdg_vllm.models.llava:PruningLlava",
     "LlavaNextForConditionalGeneration": "msdg_vllm.models.llava_next:PruningLlavaNext",
     "MGMLlamaForCausalLM": "msdg_vllm.models.mini_gemini.pruning:PruningMiniGemini",

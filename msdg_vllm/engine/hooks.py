@@ -108,6 +108,8 @@ TABLE = """\
 | `model_executor.models.glm4_1v:Glm4vForConditionalGeneration.get_encoder_cudagraph_config(self)` | override | `engine/worker/model.py` | a captured graph would hide the states |
 | `model_executor.models.glm4_1v:Glm4vVisionTransformer.prepare_encoder_metadata(self, grid_thw_list, ...)` | call | `models/qwen2_vl.py` | what the tower wants to know of a batch |
 | `model_executor.models.glm4_1v:Glm4vVisionBlock.forward(self, x, ...)` | wrap | `engine/worker/capture.py` | a state is read where it enters a block |
+| `model_executor.models.kimi_vl:KimiVLForConditionalGeneration.get_encoder_cudagraph_config(self)` | override | `engine/worker/model.py` | a captured graph would pass selection by |
+| `model_executor.models.kimi_vl:KimiVLForConditionalGeneration.select_encoder_cudagraph_items(self, mm_kwargs, indices)` | call | `models/projected.py` | some items of a batch |
 | `model_executor.models.clip:CLIPEncoderLayer.forward(self, hidden_states)` | wrap | `engine/worker/capture.py` | the same |
 | `model_executor.models.llava:_get_num_hidden_layers(hf_config)` | call | `models/clip.py` | how deep vLLM builds the tower |
 | `model_executor.models.llava:_build_llava_or_pixtral_hf_info(ctx)` | call | `models/llava.py` | Pixtral shares the name and stays stock |

@@ -9,7 +9,7 @@ import torch
 
 from msdg_vllm.core.signals import full_precision
 from msdg_vllm.methods.image import Image, Mappable, Question, Selection
-from msdg_vllm.methods.needs import Encoder, Needs, unmet_need
+from msdg_vllm.methods.needs import HIDDEN, Encoder, Needs, unmet_need
 
 
 class Method(ABC):
@@ -40,6 +40,8 @@ class Method(ABC):
 
     def unmet_need(self, encoder: Encoder) -> str | None:
         """Say what an encoder cannot give to the method; None when it can give all."""
+        if self.reads_profile and not encoder.shows_states:
+            return HIDDEN
         if self.reads_profile and encoder.profile is None:
             return (
                 "a profile of the vision encoder, and there is none for this one (make one with "

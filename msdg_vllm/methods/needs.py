@@ -7,6 +7,9 @@ from msdg_vllm.core.profiles import EncoderProfile
 STATES_OF_TOKEN_SIGNALS = 4
 """What the signals of tokens take at most, in states: two that are held, directions, groups."""
 
+HIDDEN = "the inside of the vision encoder, and of this model only projected tokens are known"
+"""What methods that read states, attention or a profile lack where `shows_states` is False."""
+
 
 @dataclass(frozen=True, slots=True)
 class Encoder:
@@ -22,6 +25,7 @@ class Encoder:
         global_layers: Layers whose attention spans the whole image; None means all of them.
         patches_per_token: How many neighbouring patches merge into one visual token.
         num_levels: Further embeddings that a token carries for later layers of the decoder.
+        shows_states: Whether what happens inside it is known; if not, only projected tokens are.
     """
 
     num_layers: int
@@ -30,6 +34,7 @@ class Encoder:
     global_layers: tuple[int, ...] | None = None
     patches_per_token: int = 1
     num_levels: int = 0
+    shows_states: bool = True
 
     @property
     def measured(self) -> EncoderProfile:
@@ -114,6 +119,8 @@ class Needs:
 
 def unmet_need(needs: Needs, encoder: Encoder) -> str | None:
     """Say what an encoder cannot give to a method; None when it can give all."""
+    if needs.reads_encoder and not encoder.shows_states:
+        return HIDDEN
     if needs.merging and encoder.num_levels:
         return (
             "only a token's embedding when it merges tokens, and those of this model carry "

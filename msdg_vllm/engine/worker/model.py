@@ -90,7 +90,7 @@ class PruningModel:
             settings.query_mode,
             check_vllm(),
         )
-        if found is None:
+        if found is None and self.encoder.shows_states:
             logger.warning_once(
                 "There is no profile of this vision encoder, so that methods which read one "
                 "(msdg) are refused. Make one with `msdg-vllm calibrate`, then start with it as "
