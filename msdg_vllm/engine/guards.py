@@ -44,6 +44,12 @@ def check_config(vllm_config: VllmConfig) -> None:
             "compile_mm_encoder hides the encoder's states, which pruning reads; set "
             f"compile_mm_encoder to false, or {WITHOUT_PRUNING}"
         )
+    if mm_config.mm_encoder_only:
+        raise SettingsError(
+            "--mm-encoder-only, which a dedicated producer of encoder caches (ec_role ec_producer) "
+            "implies, loads no language model, in whose embeddings pruning looks up the question; "
+            f"use ec_role ec_both, or {WITHOUT_PRUNING}"
+        )
     lora_config = vllm_config.lora_config
     if lora_config is not None and lora_config.enable_tower_connector_lora:
         raise SettingsError(

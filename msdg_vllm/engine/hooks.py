@@ -72,6 +72,7 @@ TABLE = """\
 | `v1.worker.gpu.model_runner:GPUModelRunner.reset_mm_cache(self)` | wrap | `engine/worker/resets.py` | the same |
 | `v1.worker.gpu_worker:Worker.finish_weight_update(self)` | wrap | `engine/worker/resets.py` | the same |
 | `model_executor.models.interfaces:SupportsMultiModal.embed_multimodal(self, **kwargs)` | override | `engine/worker/model.py` | the worker's entry: encode, select, keep |
+| `distributed.ec_transfer.ec_connector.encoder_output_width:measure_encoder_output_widths(vllm_config, collective_rpc)` | rely | `models/qwen2_vl.py` | connectors measure the width of rows once, so with one all rows have it |
 | `config.compilation:CompilationConfig.cudagraph_mm_encoder` | set | `engine/guards.py` | a captured graph would pass selection by |
 | `lora.layers.vocab_parallel_embedding:VocabParallelEmbeddingWithLoRA.base_layer` | read | `engine/worker/lookup.py` | queries have no place in the mapping of adapters |
 | `config.multimodal:MultiModalConfig.is_multimodal_pruning_enabled(self)` | replace | `engine/worker/positions.py` | runners ask it whether embeddings carry positions |

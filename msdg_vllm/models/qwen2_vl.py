@@ -36,6 +36,7 @@ from msdg_vllm.engine.worker.positions import (
     prompt_positions,
     turn_on_position_hook,
     with_positions,
+    without_positions,
 )
 from msdg_vllm.engine.worker.selection import EncodedImage
 from msdg_vllm.methods import Needs, Signals
@@ -103,9 +104,20 @@ class PruningQwenVL(PruningModel):
         self.is_multimodal_pruning_enabled = False
         self.embedding_width = vllm_config.model_config.get_inputs_embeds_size()
         self.row_width = self.embedding_width * (1 + num_levels(self.config))
+        # Connectors of the encoder cache measure the width of rows once, for all items.
+        self.has_one_width = vllm_config.ec_transfer_config is not None
 
     def encoder_blocks(self) -> Sequence[nn.Module]:
         return list(self.visual.blocks)
+
+    def embed_multimodal(self, **kwargs: Any) -> Any:
+        embeddings = super().embed_multimodal(**kwargs)
+        if not self.has_one_width:
+            return embeddings
+        return [
+            rows if rows.shape[-1] > self.row_width else without_positions(rows)
+            for rows in embeddings
+        ]
 
     def take_items(
         self, kwargs: Mapping[str, Any], modality: str, indices: Sequence[int]

@@ -20,6 +20,7 @@ from itertools import groupby
 from typing import Any, Protocol
 
 import torch
+import torch.nn.functional as F
 from vllm.config import MultiModalConfig
 from vllm.model_executor.models.interfaces import supports_multimodal_pruning
 from vllm.platforms import current_platform
@@ -31,6 +32,9 @@ _DIGIT_BASE = 256
 _NUM_DIGITS = 3
 NUM_COLUMNS = 3 * _NUM_DIGITS
 """Columns that a position takes behind an embedding."""
+
+# In place of a digit: the row is one of an unpruned item.
+_NO_POSITION = -1
 
 # A pending token holds -1 - x in place of a position: on the first axis with x = where its item
 # starts, on the second with x = where the text behind the item goes on.
@@ -230,7 +234,7 @@ def place_kept_tokens(
     Args:
         positions: Positions of the prompt, `(3, L)`, from `prompt_positions`.
         embeddings: The chunk's part of each item's embeddings, in order; `NUM_COLUMNS` wider
-            than `width` when the item is pruned.
+            than `width` when the item is pruned, or came from `without_positions`.
         num_computed_tokens: Index in the prompt at which the chunk starts.
         width: Width of an embedding.
 
@@ -245,6 +249,11 @@ def place_kept_tokens(
     with gpu_sync_allowed():
         clean, placed = settle_positions(pending, embeddings, num_computed_tokens, width)
     return clean, placed, delta
+
+
+def without_positions(rows: torch.Tensor) -> torch.Tensor:
+    """Rows of an unpruned item, as wide as those of a pruned one."""
+    return F.pad(rows, (0, NUM_COLUMNS), value=_NO_POSITION)
 
 
 def carries_positions(embeddings: Sequence[torch.Tensor], width: int) -> bool:
@@ -262,13 +271,17 @@ def settle_positions(
 
     Waits for the device only if the positions are on another one than the embeddings.
     """
-    carried = [rows[:, width:] for rows in embeddings if rows.shape[1] > width]
-    within = decode_positions(torch.cat(carried)).to(pending.device).T  # (3, R)
+    carried = torch.cat([rows[:, width:] for rows in embeddings if rows.shape[1] > width])
+    says_one = carried[:, 0] != _NO_POSITION
+    # Rows that say one go first, in their order.
+    carried = carried[says_one.logical_not().argsort(stable=True)]
+    within = decode_positions(carried).to(pending.device).T  # (3, R)
+    num_rows = says_one.sum().to(pending.device)
     tail = pending[:, num_computed_tokens:]
     is_pending = tail[0] < 0
     # Rows come in the order of the prompt: the n-th pending token from here on takes row n.
     row = is_pending.cumsum(0) - 1
-    is_here = is_pending & (row < within.shape[1])
+    is_here = is_pending & (row < num_rows)
     settled = within[:, row.clamp(0, within.shape[1] - 1)] + (-1 - tail[0])
     placed = torch.cat(
         [pending[:, :num_computed_tokens], torch.where(is_here, settled, tail)], dim=1

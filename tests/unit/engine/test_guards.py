@@ -16,6 +16,7 @@ def config(**options: Any) -> Any:
     mm_config = SimpleNamespace(
         video_pruning_rate=options.pop("video_pruning_rate", None),
         mm_encoder_tp_mode=options.pop("mm_encoder_tp_mode", "weights"),
+        mm_encoder_only=options.pop("mm_encoder_only", False),
     )
     return SimpleNamespace(
         model_config=SimpleNamespace(
@@ -41,6 +42,7 @@ def config(**options: Any) -> Any:
         ({"mm_encoder_tp_mode": "data"}, "--mm-encoder-tp-mode data"),
         ({"pipeline_parallel_size": 2, "uses_mrope": True}, "--pipeline-parallel-size 2"),
         ({"compile_mm_encoder": True}, "compile_mm_encoder hides"),
+        ({"mm_encoder_only": True}, "--mm-encoder-only, .*ec_role ec_both"),
         ({"enable_tower_connector_lora": True}, "--enable-tower-connector-lora"),
     ],
 )

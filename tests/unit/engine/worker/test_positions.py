@@ -32,6 +32,7 @@ from msdg_vllm.engine.worker.positions import (
     place_kept_tokens,
     prompt_positions,
     turn_on_position_hook,
+    without_positions,
 )
 from msdg_vllm.models.qwen2_vl import PruningQwenVL
 
@@ -142,9 +143,13 @@ def walk(
     dtype: torch.dtype,
     *,
     end: int | None = None,
+    one_width: bool = False,
 ) -> torch.Tensor:
     """Compute a prompt in chunks as a runner does, holding each chunk to the oracle."""
     cache = [item.embeddings(dtype) for item in prompt.items]
+    if one_width:
+        cache = [rows if rows.shape[1] > WIDTH else without_positions(rows) for rows in cache]
+        assert len({rows.shape[1] for rows in cache}) <= 1
     end = prompt.length if end is None else end
     for size in chunk_sizes:
         if start >= end:
@@ -211,13 +216,18 @@ def stock_positions(prompt: Prompt) -> tuple[torch.Tensor, int]:
 
 
 @settings(deadline=None)
-@given(prompts(), chunkings, st.sampled_from([torch.float32, torch.bfloat16, torch.float16]))
+@given(
+    prompts(),
+    chunkings,
+    st.sampled_from([torch.float32, torch.bfloat16, torch.float16]),
+    st.booleans(),
+)
 def test_every_chunk_gets_the_positions_of_the_whole_image(
-    prompt: Prompt, chunk_sizes: list[int], dtype: torch.dtype
+    prompt: Prompt, chunk_sizes: list[int], dtype: torch.dtype, one_width: bool
 ) -> None:
     positions, delta = prompt_positions(prompt.length, prompt.media)
     assert delta == prompt.next_position - prompt.length
-    walk(prompt, positions, delta, 0, chunk_sizes, dtype)
+    walk(prompt, positions, delta, 0, chunk_sizes, dtype, one_width=one_width)
 
 
 @settings(deadline=None)
