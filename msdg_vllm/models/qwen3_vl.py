@@ -20,6 +20,7 @@ from vllm.multimodal import MULTIMODAL_REGISTRY
 from vllm.multimodal.inputs import MultiModalFeatureSpec
 from vllm.utils.torch_utils import async_tensor_h2d
 
+from msdg_vllm.engine.worker.lookup import embed_queries
 from msdg_vllm.engine.worker.positions import FramesInText, MediaGrid, Medium, with_positions
 from msdg_vllm.models.qwen2_vl import PruningQwenVL
 from msdg_vllm.models.qwen_processor import PruningQwenVLProcessor
@@ -106,7 +107,7 @@ class PruningQwen3(PruningQwenVL):
         pads, texts = (~is_text).nonzero().flatten(), is_text.nonzero().flatten()
 
         def between_texts(tokens: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
-            text = self._embed_text(video.text_ids, rows)
+            text = self._embed_text(video.text_ids)
             whole = torch.cat([torch.cat([tokens, levels[kept]], dim=-1), text])
             places = torch.cat([_to_device(pads, rows)[kept], _to_device(texts, rows)])
             order = places.argsort()
@@ -114,10 +115,11 @@ class PruningQwen3(PruningQwenVL):
 
         return between_texts
 
-    def _embed_text(self, token_ids: Sequence[int], like: torch.Tensor) -> torch.Tensor:
+    def _embed_text(self, token_ids: Sequence[int]) -> torch.Tensor:
         """Rows of text, which has nothing on the levels."""
         language_model: Any = self.get_language_model()  # type: ignore[attr-defined]
-        embeddings = language_model.embed_input_ids(_to_device(torch.tensor(token_ids), like))
+        (embeddings,) = embed_queries(language_model, [tuple(token_ids)])
+        assert embeddings is not None
         levels = embeddings.new_zeros(len(embeddings), self.row_width - self.embedding_width)
         return torch.cat([embeddings, levels], dim=-1)
 
