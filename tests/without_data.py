@@ -53,7 +53,7 @@ def build(folder: Path, **options: Any) -> Any:
     from vllm.utils.torch_utils import set_default_torch_dtype
 
     load_general_plugins()
-    options = {"dtype": "bfloat16", "enforce_eager": True, "max_model_len": 1024, **options}
+    options = {"dtype": "bfloat16", "enforce_eager": True, "max_model_len": 512, **options}
     config = EngineArgs(str(folder), **options).create_engine_config()
     with set_current_vllm_config(config):
         if not model_parallel_is_initialized():

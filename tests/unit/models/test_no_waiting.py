@@ -16,11 +16,21 @@ from msdg_vllm.engine.worker.image_store import ImageStore
 from msdg_vllm.methods import METHODS, method_named, unmet_need
 from msdg_vllm.models.mini_gemini.prepare import prepare
 from tests.checkpoints import make_llava
+from tests.glm_checkpoint import make_glm4v
+from tests.internvl_checkpoint import TOKENS_PER_TILE, make_internvl
 from tests.llava_next_checkpoint import make_llava_next
 from tests.mini_gemini_checkpoint import add_profile, make_mini_gemini
-from tests.qwen_checkpoint import make_qwen2_5_vl, make_qwen2_vl
+from tests.qwen_checkpoint import make_qwen2_5_vl, make_qwen2_vl, make_qwen3_5, make_qwen3_vl
 from tests.unit.methods.test_contract import WAITING
 from tests.without_data import DEVICE, build, embed
+
+QWENS = {
+    "qwen2_vl": make_qwen2_vl,
+    "qwen2_5_vl": make_qwen2_5_vl,
+    "qwen3_vl": make_qwen3_vl,
+    "qwen3_5": make_qwen3_5,
+    "glm4v": make_glm4v,
+}
 
 
 @dataclass
@@ -39,13 +49,25 @@ def empty(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
 
 
 def make_family(name: str, folder: Path) -> Family:
-    if name.startswith("qwen"):
-        make = make_qwen2_5_vl if name == "qwen2_5_vl" else make_qwen2_vl
+    if name in QWENS:
+        model = build(QWENS[name](folder))
         grids = torch.tensor([[1, 8, 12], [1, 4, 6]])
-        pixels = empty(int(grids.prod(-1).sum()), 3 * 2 * 14 * 14, dtype=torch.uint8)
+        side = model.config.vision_config.patch_size
+        is_raw = name in ("qwen2_vl", "qwen2_5_vl")
+        dtype = torch.uint8 if is_raw else torch.bfloat16
+        pixels = empty(int(grids.prod(-1).sum()), 3 * 2 * side * side, dtype=dtype)
         kwargs = {"pixel_values": pixels, "image_grid_thw": grids}
-        model = build(make(folder))
-        return Family(model, kwargs, (24, 6), model.embedding_width, num_columns=9)
+        return Family(model, kwargs, (24, 6), model.row_width, num_columns=9)
+    if name == "internvl":
+        model = build(make_internvl(folder))
+        side = model.config.vision_config.image_size[0]
+        kwargs = {
+            "pixel_values": empty(5, 3, side, side),
+            "image_num_patches": torch.tensor([4, 1]),
+            "image_token_id": torch.tensor(3),
+        }
+        counts = (4 * TOKENS_PER_TILE, TOKENS_PER_TILE)
+        return Family(model, kwargs, counts, model.config.text_config.hidden_size)
     if name == "llava":
         model = build(make_llava(folder))
         size = model.config.vision_config.image_size
@@ -75,9 +97,7 @@ def make_family(name: str, folder: Path) -> Family:
     return Family(model, kwargs, (320, 320), config.hidden_size)
 
 
-@pytest.fixture(
-    scope="module", params=["llava", "llava_next", "mini_gemini", "qwen2_vl", "qwen2_5_vl"]
-)
+@pytest.fixture(scope="module", params=["llava", "llava_next", "mini_gemini", "internvl", *QWENS])
 def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Family:
     return make_family(request.param, tmp_path_factory.mktemp(request.param))
 
