@@ -35,7 +35,7 @@ endif
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup serve bench test lint types test-unit test-engine test-server image-proof format clean
+.PHONY: help setup serve bench test lint types test-unit test-engine test-server check-gpu image-proof format clean
 
 help: ## List what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -81,6 +81,9 @@ test-engine: $(READY_DEV) ## Run the tests on the real vLLM engine
 
 test-server: $(READY_DEV) ## Run the tests on the real server
 	$(PYTEST) tests/server
+
+check-gpu: $(READY_DEV) ## Run what only a GPU can show, and write a report: EXTRA=gpu
+	$(PY) -m tests.device $(ARGS)
 
 image-proof: $(READY_DEV) ## Build and run the CPU image without Docker (root, debootstrap, 10 GB)
 	$(PY) -m deploy.prove_image build $(IMAGE_FOLDER) $(ARGS)

@@ -1,0 +1,1 @@
+"""The first hour on a GPU: `make check-gpu` runs everything that a CPU cannot show."""
