@@ -121,8 +121,8 @@ def analyze_image(
     by_row = {n: states[n].reshape(num_rows, *states[n].shape[-2:]) for n in layers}
     given = None if saliency is None else saliency.reshape(num_rows, -1)
     mask = None if valid is None else valid.reshape(num_rows, -1).bool()
-    parts = []
-    for rows in _row_chunks(num_rows, per_patch[0].device):
+
+    def analyzed(rows: slice) -> ImageSignals:
         signals = token_signals(
             {n: state[rows] for n, state in by_row.items()},
             profile,
@@ -132,7 +132,9 @@ def analyze_image(
         )
         images = [signals.map(itemgetter(row)) for row in range(len(signals.saliency))]
         own = None if mask is None else mask[rows]
-        parts.append(analyze_tokens(images, profile, valid=own, options=options))
+        return analyze_tokens(images, profile, valid=own, options=options)
+
+    parts = [analyzed(rows) for rows in _row_chunks(num_rows, per_patch[0].device)]
     return _joined(parts).map(lambda tensor: tensor.reshape((*lead, *tensor.shape[1:])))
 
 

@@ -17,7 +17,7 @@ Result = TypeVar("Result")
 
 # Patches that are reduced together: few, so that what float32 takes of a state is small, and in
 # the cache of a CPU. The bits of a token do not depend on it.
-_PATCHES_AT_ONCE = 256
+_PATCHES_AT_ONCE = 128
 
 
 @dataclass(frozen=True, slots=True)

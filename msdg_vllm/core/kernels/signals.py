@@ -112,7 +112,7 @@ class _Place:
             "num_warps": 4 if block <= 2048 else 8,
         }
         # Not read without an order; a kernel wants some address all the same.
-        some = state if order is None else order
+        some = torch.empty(0, dtype=torch.int64, device=state.device) if order is None else order
         return cls((state.shape[0], num_patches // patches), width, some, constants)
 
 
