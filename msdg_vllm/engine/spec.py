@@ -27,6 +27,8 @@ class PruningSpec:
         item: Which item of its request this is, if it has an explanation; 0 otherwise.
         content: Identifies, in 126 bits, what the encoder makes of the item, and for whom: the
             items of another `cache_salt` have others. 0: nothing of it may be kept.
+        scaled_from: Tokens that the item has at its own size, if it was scaled down before the
+            encoder; 0 otherwise.
     """
 
     budget: int
@@ -38,6 +40,7 @@ class PruningSpec:
     explanation: int = 0
     item: int = 0
     content: int = 0
+    scaled_from: int = 0
 
     def identity(self) -> str:
         """Text that two specs of one image share exactly when they may share a cache entry."""
@@ -58,6 +61,7 @@ class PruningSpec:
             self.explanation,
             self.item,
             *divmod(self.content, _WORD),
+            self.scaled_from,
         ]
         return torch.tensor([*header, *self.query_ids], dtype=torch.int64)
 
@@ -71,7 +75,7 @@ class PruningSpec:
     def from_tensor(cls, row: torch.Tensor) -> PruningSpec:
         """Unpack a row that stayed on the host: reading it waits for no device."""
         budget, num_tokens, method, scope, seed, explanation, item, *rest = row.tolist()
-        high, low, *query_ids = rest
+        high, low, scaled_from, *query_ids = rest
         return cls(
             budget=budget,
             num_tokens=num_tokens,
@@ -82,6 +86,7 @@ class PruningSpec:
             explanation=explanation,
             item=item,
             content=high * _WORD + low,
+            scaled_from=scaled_from,
         )
 
 

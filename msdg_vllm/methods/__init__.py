@@ -59,6 +59,11 @@ METHODS = {
     "evocut": "msdg_vllm.methods.evocut:EvoCut",
     "representation_shift": "msdg_vllm.methods.representation_shift:RepresentationShift",
     "dart0": "msdg_vllm.methods.dart0:Dart0",
+    "cen_divprune": "msdg_vllm.methods.cen_divprune:CenDivPrune",
+    "cen_cdpruner": "msdg_vllm.methods.cen_cdpruner:CenCDPruner",
+    "pool": "msdg_vllm.methods.pool:Pool",
+    "resize": "msdg_vllm.methods.resize:Resize",
+    "resize+msdg": "msdg_vllm.methods.resize:ResizeMsdg",
 }
 """Every method by the name that requests use, as "module:Class"; the first is the default."""
 

@@ -35,9 +35,9 @@ class CDPruner(Method):
 
     def select(self, image: Image, budget: int) -> Selection:
         tokens = UnitTokens.of(image.visual)
-        relevance = _relative_relevance(tokens, image.query)
+        relevance = relative_relevance(tokens, image.query)
         scores = torch.where(tokens.finite, relevance, torch.nan)
-        chosen = _greedy_map(_exact(image.visual, tokens.finite), relevance, budget)
+        chosen = greedy_map(_exact(image.visual, tokens.finite), relevance, budget)
         return Selection(top_tokens(scores, budget, first=chosen), scores=relevance)
 
 
@@ -54,7 +54,7 @@ def _exact(visual: Tensor, finite: Tensor) -> UnitTokens:
     return UnitTokens(units, finite)
 
 
-def _greedy_map(tokens: UnitTokens, relevance: Tensor, budget: int) -> Tensor:
+def greedy_map(tokens: UnitTokens, relevance: Tensor, budget: int) -> Tensor:
     """The tokens that add most to the determinant, one after the other, as a mask `(N,)`."""
     num_tokens, num_steps = tokens.num_tokens, min(budget, tokens.num_tokens)
     # The factorisation runs on S instead of L: a Cholesky row of L is r times one of S, and the
@@ -92,11 +92,10 @@ def _by_kernel(pairs: Tensor, relevance: Tensor, finite: Tensor, num_steps: int)
     return spanning_tokens(pairs, relevance, finite, num_steps, _RESIDUAL_RESOLUTION)
 
 
-def _relative_relevance(tokens: UnitTokens, query: Tensor | None) -> Tensor:
+def relative_relevance(tokens: UnitTokens, query: Tensor | None) -> Tensor:
     """r: the mean cosine to the query's tokens, scaled to (0, 1] over the finite tokens, `(N,)`."""
-    ones = torch.ones_like(tokens.finite, dtype=torch.float32)
     if query is None or not len(query):
-        return ones
+        return torch.ones_like(tokens.finite, dtype=torch.float32)
     num_query = len(query)
     query = fill_up(query.float(), round_up(num_query, NARROW_TILE))
     norms = row_norms(query)
@@ -105,7 +104,12 @@ def _relative_relevance(tokens: UnitTokens, query: Tensor | None) -> Tensor:
     # The mean of the cosines is the product with the mean of the directions.
     mean = directions.sum(dim=0) / counts.sum().clamp_min(1)
     cosines = torch.mv(tokens.units, mean)[: tokens.num_tokens]
-    lowest = cosines.masked_fill(~tokens.finite, torch.inf).amin()
-    spread = cosines.masked_fill(~tokens.finite, -torch.inf).amax() - lowest
-    relevance = (cosines - lowest + _RELEVANCE_EPSILON) / spread
-    return torch.where(spread > _SPREAD_RESOLUTION, relevance, ones)
+    return relative(cosines, tokens.finite)
+
+
+def relative(values: Tensor, finite: Tensor) -> Tensor:
+    """Scale values `(N,)` to (0, 1] over the finite tokens; all ones where they do not vary."""
+    lowest = values.masked_fill(~finite, torch.inf).amin()
+    spread = values.masked_fill(~finite, -torch.inf).amax() - lowest
+    scaled = (values - lowest + _RELEVANCE_EPSILON) / spread
+    return torch.where(spread > _SPREAD_RESOLUTION, scaled, 1.0)

@@ -57,6 +57,13 @@ class Method(ABC):
     def select(self, image: Image, budget: int) -> Selection:
         """Select the tokens of one image, all of which are real."""
 
+    def encoder_tokens(self, num_tokens: int, budget: int) -> int:
+        """Most tokens that an item may have in the encoder; fewer than it has scale it down.
+
+        Only for encoders of free resolution, and asked before anything is encoded.
+        """
+        return num_tokens
+
     def analyze(self, images: Sequence[Image]) -> Sequence[Any]:
         """Do for images of one size what no question changes; by default that is nothing.
 

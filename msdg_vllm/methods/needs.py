@@ -26,6 +26,7 @@ class Encoder:
         patches_per_token: How many neighbouring patches merge into one visual token.
         num_levels: Further embeddings that a token carries for later layers of the decoder.
         shows_states: Whether what happens inside it is known; if not, only projected tokens are.
+        free_resolution: Whether it takes an image at any size, with more tokens for a larger one.
     """
 
     num_layers: int
@@ -35,6 +36,7 @@ class Encoder:
     patches_per_token: int = 1
     num_levels: int = 0
     shows_states: bool = True
+    free_resolution: bool = False
 
     @property
     def measured(self) -> EncoderProfile:
@@ -75,6 +77,7 @@ class Needs:
         query: Whether the query is read, and, when there is one, the projected tokens.
         seed: Whether a number that identifies the image's content is read.
         merging: Whether new tokens are made of several.
+        scaling: Whether the image is scaled down before it is encoded.
     """
 
     states: tuple[int, ...] = ()
@@ -88,6 +91,7 @@ class Needs:
     query: bool = False
     seed: bool = False
     merging: bool = False
+    scaling: bool = False
 
     def __or__(self, other: "Needs") -> "Needs":
         """Return what two methods need together."""
@@ -121,6 +125,8 @@ def unmet_need(needs: Needs, encoder: Encoder) -> str | None:
     """Say what an encoder cannot give to a method; None when it can give all."""
     if needs.reads_encoder and not encoder.shows_states:
         return HIDDEN
+    if needs.scaling and not encoder.free_resolution:
+        return "images at any size, and this vision encoder takes them at one (try 'pool')"
     if needs.merging and encoder.num_levels:
         return (
             "only a token's embedding when it merges tokens, and those of this model carry "

@@ -4,12 +4,12 @@ It needs one row of attention and the keys of the same layer, never a map of tok
 """
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from msdg_vllm.core.signals import row_norms
 from msdg_vllm.core.tiles import NARROW_TILE, fill_up, round_up
 from msdg_vllm.methods.image import Image, Selection, top_tokens
+from msdg_vllm.methods.merging import group_means
 from msdg_vllm.methods.method import Method
 from msdg_vllm.methods.needs import Encoder, Needs
 from msdg_vllm.methods.similarity import UnitTokens, snap
@@ -97,10 +97,4 @@ def _merged(
     # A target that is not finite attracts nothing; argmax returns the first of equal values.
     cosines = cosines.masked_fill(~finite.index_select(0, targets), -torch.inf)
     label = cosines.argmax(dim=-1).masked_fill(~merging, num_targets)
-    # The members of a target are added up in token order; index_add on a GPU has no order.
-    sorted_labels, by_target = label.sort(stable=True)
-    starts = torch.searchsorted(sorted_labels, torch.arange(num_targets + 1, device=label.device))
-    sums = F.embedding_bag(by_target, features, starts, mode="sum")[:num_targets]
-    counts = (starts[1:] - starts[:-1]).unsqueeze(-1)
-    means = torch.where(counts > 0, sums / counts.clamp_min(1), 0.0)
-    return features.index_select(0, targets) + means
+    return features.index_select(0, targets) + group_means(features, label, num_targets)

@@ -11,7 +11,8 @@ from msdg_vllm.core.errors import RequestError
 from msdg_vllm.core.profiles import EncoderProfile
 from msdg_vllm.engine.api.position_limit import Span, check_positions, table_size
 from msdg_vllm.engine.api.processor import SPECS, PruningProcessor
-from msdg_vllm.engine.api.specs import Specs
+from msdg_vllm.engine.api.scaling import scale_items
+from msdg_vllm.engine.api.specs import Scaled, Specs
 from msdg_vllm.engine.worker.positions import MediaGrid
 from msdg_vllm.methods import Encoder
 
@@ -30,6 +31,7 @@ def encoder_of(hf_config: Any, profile: EncoderProfile | None) -> Encoder:
         global_layers=None if global_layers is None else tuple(global_layers),
         patches_per_token=vision_config.spatial_merge_size**2,
         num_levels=num_levels(hf_config),
+        free_resolution=True,
     )
 
 
@@ -77,9 +79,29 @@ class PruningQwenVLProcessor(PruningProcessor):
 
     def merged(self, frames: int, resized: Any) -> tuple[int, int, int]:
         """Frames, rows and columns of the tokens of frames of a size."""
-        vision_config = self.info.get_hf_config().vision_config
-        side = vision_config.patch_size * vision_config.spatial_merge_size
+        side = self._token_side
         return frames, resized.height // side, resized.width // side
+
+    def pixels_of(self, grid: tuple[int, int]) -> tuple[int, int]:
+        """Width and height of an image that has a grid of tokens, rows before columns."""
+        rows, columns = grid
+        return columns * self._token_side, rows * self._token_side
+
+    @property
+    def _token_side(self) -> int:
+        """Pixels along the side of a token."""
+        vision_config = self.info.get_hf_config().vision_config
+        return int(vision_config.patch_size * vision_config.spatial_merge_size)
+
+    def scaled(self, items: Any, specs: Specs, kwargs: dict[str, object]) -> Scaled:
+        return scale_items(self, items, specs, dict(kwargs))
+
+    def without_smallest_size(self, kwargs: Mapping[str, object]) -> dict[str, object]:
+        """Kwargs with which preprocessing leaves small images as they are."""
+        asked: Any = kwargs.get("images_kwargs", {})
+        size = self.info.get_hf_processor(**kwargs).image_processor.size
+        smallest = {"shortest_edge": 1, "longest_edge": size["longest_edge"]}
+        return {**kwargs, "images_kwargs": {**asked, "size": {**smallest, **asked.get("size", {})}}}
 
     def check_prompt(self, processed: Any, items: Any, kwargs: Mapping[str, object]) -> None:
         specs: Specs = processed[SPECS]

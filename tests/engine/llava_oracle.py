@@ -60,8 +60,10 @@ class LlavaOracle:
         choice = choose(method, view, self.profile, budget)
         if not choice.rows:
             return view.visual[choice.keep], choice.keep
-        projector = self.model.model.multi_modal_projector
-        return projector(merged_rows(choice, view.visual)), choice.keep
+        rows = merged_rows(choice, view.visual)
+        if method == "visionzip":  # merges in front of the projector
+            rows = self.model.model.multi_modal_projector(rows)
+        return rows, choice.keep
 
     @torch.no_grad()
     def view(self, pixels: torch.Tensor, query: str) -> TowerView:

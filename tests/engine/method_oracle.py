@@ -21,9 +21,12 @@ from tests.method_references.components import prunesid_reference
 from tests.method_references.dynamics import evocut_reference, representation_shift_reference
 from tests.method_references.greedy import (
     cdpruner_reference,
+    cen_cdpruner_reference,
+    cen_divprune_reference,
     dart0_reference,
     divprune_reference,
 )
+from tests.method_references.scaling import pool_reference
 
 
 @dataclass
@@ -42,6 +45,7 @@ class TowerView:
         keys: Keys of the last layer, averaged over heads.
         updates: What each layer's MLP adds, by layer.
         patches: Patches to a token.
+        num_frames: Frames of a video, each a grid of its own.
     """
 
     states: dict[int, torch.Tensor]
@@ -55,6 +59,13 @@ class TowerView:
     keys: torch.Tensor | None = None
     updates: dict[int, torch.Tensor] = field(default_factory=dict)
     patches: int = 1
+    num_frames: int = 1
+
+    @property
+    def grids(self) -> list[tuple[int, int]]:
+        """Rows and columns of the tokens of each frame."""
+        rows = len(self.visual) // (self.num_frames * self.grid_width)
+        return [(rows, self.grid_width)] * self.num_frames
 
 
 def choose(name: str, view: TowerView, profile: EncoderProfile, budget: int) -> Choice:
@@ -155,6 +166,13 @@ _CHOICES: dict[str, Callable[[TowerView, EncoderProfile, int], Choice]] = {
     "dart0": lambda view, profile, budget: dart0_reference(
         _array(view.visual), _array(view.query), budget
     ),
+    "cen_divprune": lambda view, profile, budget: cen_divprune_reference(
+        _array(view.visual), budget
+    ),
+    "cen_cdpruner": lambda view, profile, budget: cen_cdpruner_reference(
+        _array(view.visual), _array(view.query), budget
+    ),
+    "pool": lambda view, profile, budget: pool_reference(_array(view.visual), view.grids, budget),
 }
 
 REFERENCED: Sequence[str] = tuple(_CHOICES)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from msdg_vllm.core.errors import RequestError
+from msdg_vllm.request import PruningRequest
 from tests.engine.generation import (
     Generated,
     Request,
@@ -15,6 +19,7 @@ from tests.engine.generation import (
     image_hashes,
     stock_answers,
 )
+from tests.engine.probes import kept_tokens
 from tests.engine.qwen_oracle import Medium, QwenOracle
 from tests.engine.qwen_probes import encoder_graph_modalities, tower_calls, watch_tower
 from tests.engine.qwen_requests import QUESTIONS, ask, forget, make_video, prompt_of
@@ -45,7 +50,53 @@ def expected(oracle: QwenOracle, question: str, contents: list[Any], **wishes: A
     return oracle.generate(prompt_of(question, *contents), media)
 
 
-class QwenFamily:
+class QwenResizing:
+    """Images that are scaled down before the encoder."""
+
+    def test_resized_images_are_smaller_images_to_hugging_face(
+        self, llm: Any, oracle: QwenOracle
+    ) -> None:
+        pictures, question = [picture_of("square", 3), picture_of("wide", 1)], QUESTIONS[0]
+        retention = 0.6
+        # Scaled alone they keep all their tokens; beside them, one that is pruned as well.
+        both = [ask(question, *pictures, retention=retention, method="resize")]
+        budgets = [int(oracle.num_tokens(picture) * retention + 0.5) for picture in pictures]
+        smaller = [oracle.scaled(one, most) for one, most in zip(pictures, budgets, strict=True)]
+        answer, halved = generate(
+            llm,
+            [*both, ask(question, pictures[0], retention=retention, method="resize+msdg")],
+        )
+        assert_same(answer, expected(oracle, question, smaller, retention=1.0))
+        half = oracle.scaled(pictures[0], math.isqrt(oracle.num_tokens(pictures[0]) * budgets[0]))
+        kept = min(budgets[0], oracle.num_tokens(half)) / oracle.num_tokens(half)
+        assert kept < 1
+        assert_same(halved, expected(oracle, question, [half], retention=kept, has_sinks=False))
+        # At their own size they would be other images.
+        with pytest.raises(AssertionError):
+            assert_same(answer, expected(oracle, question, pictures, retention=1.0))
+
+    def test_a_resized_image_says_what_it_was_and_shows_a_coarse_grid(
+        self, llm: Any, oracle: QwenOracle
+    ) -> None:
+        from vllm import SamplingParams
+
+        picture = picture_of("square", 5)
+        pruning = PruningRequest(retention=0.6, method="resize", explanation=4711)
+        request = ask(QUESTIONS[0], picture, pruning=pruning)
+        (output,) = llm.generate([request], SamplingParams(max_tokens=1), use_tqdm=False)
+        num_tokens = oracle.num_tokens(picture)
+        smaller = oracle.num_tokens(oracle.scaled(picture, int(num_tokens * 0.6 + 0.5)))
+        assert output.visual_tokens.kept == smaller < num_tokens == output.visual_tokens.total
+        (kept,) = llm.apply_model(partial(kept_tokens, key=4711))
+        assert kept == list(range(smaller))
+
+    def test_what_cannot_be_scaled_is_refused(self, llm: Any) -> None:
+        video = ask(QUESTIONS[0], make_video(6, 3), retention=0.3, method="resize")
+        with pytest.raises(RequestError, match=r"'resize' scales images and no videos"):
+            generate(llm, [video])
+
+
+class QwenFamily(QwenResizing):
     """Images, videos, batches and caches against Hugging Face and stock vLLM."""
 
     options: dict[str, Any] = OPTIONS

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from msdg_vllm.calibration.loading import load_tower
+from msdg_vllm.core.errors import RequestError
 from msdg_vllm.methods import METHODS
 from msdg_vllm.request import PruningRequest
 from tests.checkpoints import make_llava
@@ -38,7 +39,10 @@ BUDGETS = {0.05: 29, 0.111: 64, 0.222: 128, 0.333: 192, 0.9: 518}
 # A picture, and budgets, with which no method has a decision that is too close to call: after a
 # few tokens the miniature's narrow embeddings leave CDPruner nothing to tell tokens apart by.
 METHOD_SEED = 2
-METHOD_BUDGETS = {name: (0.01, 6) if name == "cdpruner" else (0.05, 29) for name in METHODS}
+FITTING = [name for name in METHODS if "resize" not in name]
+METHOD_BUDGETS = {
+    name: (0.01, 6) if name in {"cdpruner", "cen_cdpruner"} else (0.05, 29) for name in FITTING
+}
 QUESTIONS = ("Is there a blue circle in the picture?", "Read the code on the sign.")
 
 
@@ -105,7 +109,7 @@ def answers_by_method(llm: Any) -> dict[str, Generated]:
         ask(QUESTIONS[0], picture, retention=retention, method=name)
         for name, (retention, _) in METHOD_BUDGETS.items()
     ]
-    return dict(zip(METHODS, generate(llm, requests), strict=True))
+    return dict(zip(FITTING, generate(llm, requests), strict=True))
 
 
 @pytest.mark.parametrize("method", REFERENCED)
@@ -119,7 +123,16 @@ def test_every_method_equals_its_reference_on_hugging_face_states(
 
 
 def test_every_method_has_a_reference() -> None:
-    assert set(REFERENCED) == METHODS.keys() - {"msdg", "random"}
+    assert set(REFERENCED) == set(FITTING) - {"msdg", "random"}
+
+
+@pytest.mark.parametrize("method", ["resize", "resize+msdg"])
+def test_a_tower_of_one_size_refuses_to_scale_images_and_names_pooling(
+    llm: Any, method: str
+) -> None:
+    request = ask(QUESTIONS[0], picture_of("square", 1), retention=0.222, method=method)
+    with pytest.raises(RequestError, match=r"images at any size.*try 'pool'.*methods that can are"):
+        generate(llm, [request])
 
 
 def test_methods_share_no_cache_entry_and_questions_only_where_they_do_not_matter(
@@ -131,10 +144,10 @@ def test_methods_share_no_cache_entry_and_questions_only_where_they_do_not_matte
         request = ask(question, picture, retention=0.05, method=method)
         return image_hashes(llm, request)["image"][0]
 
-    assert len({identity(method, QUESTIONS[0]) for method in METHODS}) == len(METHODS)
-    for method in METHODS:
+    assert len({identity(method, QUESTIONS[0]) for method in FITTING}) == len(FITTING)
+    for method in FITTING:
         shared = identity(method, QUESTIONS[0]) == identity(method, QUESTIONS[1])
-        assert shared == (method not in {"msdg", "cdpruner", "dart0"}), method
+        assert shared == (method not in {"msdg", "cdpruner", "cen_cdpruner", "dart0"}), method
 
 
 def test_random_tokens_depend_on_the_picture_and_not_on_the_batch(llm: Any) -> None:

@@ -23,6 +23,7 @@ from tests.engine.generation import (
     stock_answers,
 )
 from tests.engine.method_oracle import REFERENCED
+from tests.engine.qwen_family import QwenResizing
 from tests.engine.qwen_oracle import Medium, QwenOracle
 from tests.engine.qwen_probes import (
     encoder_graph_modalities,
@@ -132,6 +133,10 @@ def test_every_method_equals_its_reference_on_hugging_face_states(
         [Medium(content, QUESTIONS[0], METHOD_RETENTION, method) for content in contents],
     )
     assert_same(answers_by_method[method], expected)
+
+
+class TestResizing(QwenResizing):
+    """With attention windows, and preempted requests beside."""
 
 
 def test_a_method_that_needs_a_class_token_is_refused_and_others_are_named(llm: Any) -> None:

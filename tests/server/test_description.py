@@ -36,8 +36,10 @@ def test_pruning_is_described(server: Server, checkpoint: Path) -> None:
     assert described["default_retention"] == 1.0
     assert described["default_query_mode"] == "image-turn"
     assert described["default_method"] == "msdg"
-    assert described["methods"] == [name for name in METHODS if name not in ON_DEMAND]
-    assert described["unavailable_methods"].keys() == set(ON_DEMAND)
+    scaling = {name for name in METHODS if "resize" in name}
+    unavailable = {*ON_DEMAND, *scaling}
+    assert described["methods"] == [name for name in METHODS if name not in unavailable]
+    assert described["unavailable_methods"].keys() == unavailable
     assert described["limits"]["items_per_request"] == {"image": 4}
     assert described["limits"]["max_model_len"] == 2048
 

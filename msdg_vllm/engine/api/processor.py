@@ -22,7 +22,7 @@ from msdg_vllm.engine.api.budgets import Chooser
 from msdg_vllm.engine.api.pixels import PIXELS, shares_pixels, with_spec
 from msdg_vllm.engine.api.placeholders import shortened
 from msdg_vllm.engine.api.queries import LazyTurns, TurnMarkers
-from msdg_vllm.engine.api.specs import Specifier, Specs, with_contents
+from msdg_vllm.engine.api.specs import Scaled, Specifier, Specs, with_contents
 from msdg_vllm.engine.encoder import allowed_methods, check_depth, default_method, profile_of
 from msdg_vllm.engine.spec import UNPRUNED, PruningSpec, field_name
 from msdg_vllm.methods import METHODS, Encoder, method_named
@@ -122,6 +122,10 @@ class PruningProcessor(BaseMultiModalProcessor[Any]):
         """Tokens to keep of an item; at retention 1, all that pruning could ever keep of it."""
         return num_kept_tokens(self.num_visual_tokens(items, modality, index, kwargs), retention)
 
+    def scaled(self, items: Any, specs: Specs, kwargs: dict[str, object]) -> Scaled:
+        """Scale down the items whose method wants it; an encoder of one size has none such."""
+        return items, specs, dict(kwargs)
+
     def placeholder_ids(self) -> Mapping[int, str]:
         """Modality of each placeholder token id."""
         raise NotImplementedError
@@ -143,20 +147,21 @@ class PruningProcessor(BaseMultiModalProcessor[Any]):
             specs, reservation = self._specifier.profiling(inputs, kwargs), None
         else:
             specs, reservation = self._specifier.specs(request, turns, inputs, kwargs)
-            specs = self._with_contents(specs, inputs, kwargs, salt)
-        kwargs[SPECS] = specs
-        kwargs[SALT] = salt
-        processed: Any = super().apply(replace(inputs, hf_processor_mm_kwargs=kwargs), timing_ctx)
+        items, specs, kwargs = self.scaled(inputs.mm_data_items, specs, kwargs)
+        seen = replace(inputs, mm_data_items=items)
+        if not profiling:
+            specs = self._with_contents(specs, seen, kwargs, salt)
+        kwargs |= {SPECS: specs, SALT: salt}
+        processed: Any = super().apply(replace(seen, hf_processor_mm_kwargs=kwargs), timing_ctx)
         processed[SPECS] = specs
+        stock, _ = _split(kwargs)
         if any(spec.budget for modality_specs in specs.values() for spec in modality_specs):
-            self.check_prompt(processed, inputs.mm_data_items, _split(kwargs)[0])
+            self.check_prompt(processed, items, stock)
         if len(processed["prompt_token_ids"]) > self.info.ctx.model_config.max_model_len:
-            processed[FITTING] = self._specifier.fitting_retention(
-                processed, inputs, _split(kwargs)[0]
-            )
+            processed[FITTING] = self._specifier.fitting_retention(processed, inputs, stock)
         if reservation is not None:
             processed[RESERVATION] = reservation
-        self._finish_items(processed, specs, inputs)
+        self._finish_items(processed, specs, seen)
         return processed
 
     def _finish_items(self, processed: Any, specs: Specs, inputs: Any) -> None:

@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 Specs = Mapping[str, Sequence[PruningSpec]]
 """Specs of the items of a prompt, by modality."""
 
+Scaled = tuple[Any, Specs, dict[str, object]]
+"""Items of a prompt of which some were scaled, their specs, and the processor kwargs for them."""
+
 
 class Specifier:
     """Writes the specs of a prompt; geometry and tokenizer are its processor's."""

@@ -38,7 +38,7 @@ class VisualTokens:
             for placeholder, spec in zip(placeholders, specs[modality], strict=True):
                 num_kept = placeholder.get_num_embeds()
                 kept += num_kept
-                total += spec.num_tokens if spec.budget else num_kept
+                total += (spec.scaled_from or spec.num_tokens) if spec.budget else num_kept
                 items += 1
                 pruned_items += bool(spec.budget)
         methods = {spec.method for found in specs.values() for spec in found if spec.budget}

@@ -173,7 +173,12 @@ def encode_positions(positions: torch.Tensor) -> torch.Tensor:
 def with_positions(
     positions: torch.Tensor, tokens: torch.Tensor, kept: torch.Tensor
 ) -> torch.Tensor:
-    """Kept tokens `(B, D)` with columns behind them that say where they stood, `(B,)`."""
+    """Kept tokens `(B, D)` with columns behind them that say where they stood, `(B,)`.
+
+    An item that keeps all its tokens has the positions that vLLM gave it, and needs no columns.
+    """
+    if len(kept) == len(positions):
+        return tokens
     columns = encode_positions(positions[kept]).to(tokens.dtype)
     return torch.cat([tokens, columns], dim=-1)
 

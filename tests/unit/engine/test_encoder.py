@@ -71,7 +71,7 @@ def test_a_file_beside_the_weights_makes_msdg_the_default_again(tmp_path: Path) 
 def test_methods_that_read_a_profile_are_refused_without_one_and_the_others_are_not() -> None:
     encoder = Encoder(num_layers=24, profile=None)
     refused = {name for name in METHODS if method_named(name).unmet_need(encoder) is not None}
-    assert refused == {"msdg", "evocut", "representation_shift"}
+    assert refused == {"msdg", "evocut", "representation_shift", "resize", "resize+msdg"}
     assert "msdg-vllm calibrate" in str(method_named("msdg").unmet_need(encoder))
 
 

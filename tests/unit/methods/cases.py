@@ -20,9 +20,12 @@ from tests.method_references.components import prunesid_reference
 from tests.method_references.dynamics import evocut_reference, representation_shift_reference
 from tests.method_references.greedy import (
     cdpruner_reference,
+    cen_cdpruner_reference,
+    cen_divprune_reference,
     dart0_reference,
     divprune_reference,
 )
+from tests.method_references.scaling import pool_reference
 from tests.unit.core.cases import make_profile
 
 KINDS = ("random", "clustered", "copies", "flat", "zero", "broken")
@@ -165,4 +168,9 @@ REFERENCES: dict[str, Callable[[Image, int], Expected]] = {
     ),
     "representation_shift": _representation_shift,
     "dart0": lambda image, budget: dart0_reference(array(image.visual), array(image.query), budget),
+    "cen_divprune": lambda image, budget: cen_divprune_reference(array(image.visual), budget),
+    "cen_cdpruner": lambda image, budget: cen_cdpruner_reference(
+        array(image.visual), array(image.query), budget
+    ),
+    "pool": lambda image, budget: pool_reference(array(image.visual), image.grids, budget),
 }

@@ -17,6 +17,8 @@ from tests.unit.methods.cases import KINDS, make_image
 
 # Their docstrings say where they wait for the device.
 WAITING = {"prunesid"}
+# Where tokens stand decides, or a number, and not what they are; see test_scaling.py for pooling.
+UNSEEING = {"random", "pool", "resize"}
 EVERY_METHOD = pytest.mark.parametrize("name", METHODS)
 
 images = st.builds(
@@ -82,7 +84,7 @@ def test_a_row_is_the_same_alone_and_in_a_batch(
         assert_same(alone, selection)
 
 
-@pytest.mark.parametrize("name", [name for name in METHODS if name != "random"])
+@pytest.mark.parametrize("name", [name for name in METHODS if name not in UNSEEING])
 @pytest.mark.parametrize("with_class_token", [True, False])
 def test_a_token_that_is_not_finite_is_kept_only_for_lack_of_others(
     name: str, with_class_token: bool
@@ -97,7 +99,20 @@ def test_a_token_that_is_not_finite_is_kept_only_for_lack_of_others(
 
 
 @pytest.mark.parametrize(
-    "name", ["msdg", "cls_attention", "divprune", "prunesid", "cdpruner", "evocut", "dart0"]
+    "name",
+    [
+        "msdg",
+        "cls_attention",
+        "divprune",
+        "prunesid",
+        "cdpruner",
+        "evocut",
+        "dart0",
+        "cen_divprune",
+        "cen_cdpruner",
+        "resize",
+        "resize+msdg",
+    ],
 )
 def test_a_flat_image_keeps_its_first_tokens(name: str) -> None:
     # Rounding must not decide between equal tokens, at any width.

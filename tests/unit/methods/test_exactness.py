@@ -17,8 +17,9 @@ CLOSE = 0.1
 
 
 def test_every_method_has_a_reference() -> None:
-    # The method of this package is tested in tests/unit/core; random tokens in test_random.py.
-    assert set(REFERENCES) == set(METHODS) - {"msdg", "random"}
+    # The method of this package is tested in tests/unit/core, random tokens in test_seam.py, and
+    # what becomes of an image that is scaled where there are images, in tests/engine.
+    assert set(REFERENCES) == set(METHODS) - {"msdg", "random", "resize", "resize+msdg"}
 
 
 @pytest.mark.parametrize("with_class_token", [True, False], ids=["class-token", "merged-patches"])

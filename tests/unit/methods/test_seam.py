@@ -39,6 +39,7 @@ QWEN = Encoder(
     has_class_token=False,
     global_layers=(3, 7),
     patches_per_token=4,
+    free_resolution=True,
 )
 ROWS, COLUMNS, WIDTH = 5, 6, 16
 NUM_TOKENS = ROWS * COLUMNS
