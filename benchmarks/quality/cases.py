@@ -8,6 +8,7 @@ from benchmarks.quality.questions import Question, ask_one_of_each
 from benchmarks.quality.scenes import Scene, Split, sample_scene
 
 SPLITS: tuple[Split, ...] = ("test", "held_out")
+HARD_SPLITS: tuple[Split, ...] = ("crowded", "small")
 UNPRUNED = Fraction(1)
 RETENTIONS = (Fraction(1, 3), Fraction(2, 9), Fraction(1, 9), Fraction(1, 18))
 # Far more than one run asks about, so that two seeds never share a scene.

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 
 from benchmarks.quality.questions import KINDS
 from benchmarks.quality.results import UNPRUNED_NAME
-from benchmarks.quality.tables import percent
+from benchmarks.quality.tables import SPLIT_TITLES, percent
 
 _COLORS = (
     "#0072b2",
@@ -40,7 +40,6 @@ _STYLE: Any = {
     "axes.axisbelow": True,
     "legend.frameon": False,
 }
-_SPLIT_TITLES = {"test": "test scenes", "held_out": "held-out pairs"}
 
 
 def plot(results: Mapping[str, Any], stem: str, folder: Path) -> list[Path]:
@@ -70,7 +69,7 @@ def accuracy_figure(results: Mapping[str, Any], table: Mapping[str, Any]) -> Fig
         ):
             _method_lines(axis, results, table, split, lambda entry, m=measure: entry[m])
             axis.set_ylabel(title)
-            axis.set_title(_SPLIT_TITLES[split], fontsize=9)
+            axis.set_title(SPLIT_TITLES[split], fontsize=9)
             axis.set_xlabel("visual tokens kept")
     _legend(figure, grid[0][0])
     return figure

@@ -15,6 +15,7 @@ from tqdm import tqdm
 from benchmarks.quality.answers import Answers, key_of
 from benchmarks.quality.asking import Endpoint
 from benchmarks.quality.cases import (
+    HARD_SPLITS,
     RETENTIONS,
     SPLITS,
     UNPRUNED,
@@ -23,6 +24,7 @@ from benchmarks.quality.cases import (
     scene_ids,
 )
 from benchmarks.quality.drawing import draw_scene
+from benchmarks.quality.groups import DOWNSAMPLING, grouped, usable_kinds
 from benchmarks.quality.questions import Question
 from benchmarks.quality.record import provenance, source_hash, weights_hash
 from benchmarks.quality.results import UNPRUNED_NAME, Mark, Table, report, write
@@ -107,11 +109,15 @@ class Runner:
         ]
 
     def visual_tokens(self, jobs: list[Job]) -> dict[str, float]:
-        """Return the mean number of visual tokens the language model saw, by retention."""
-        kept: dict[Fraction, list[int]] = defaultdict(list)
+        """Return the mean number of visual tokens the language model saw, by retention.
+
+        Scaling fits a grid into the budget and is counted apart.
+        """
+        kept: dict[str, list[int]] = defaultdict(list)
         for job in jobs:
-            kept[job.retention].append(self._answer(job)["visual_tokens"])
-        return {str(retention): sum(counts) / len(counts) for retention, counts in kept.items()}
+            apart = f" {job.name}" if "resize" in job.name else ""
+            kept[f"{job.retention}{apart}"].append(self._answer(job)["visual_tokens"])
+        return {setting: sum(counts) / len(counts) for setting, counts in kept.items()}
 
     def _answer(self, job: Job) -> dict[str, Any]:
         answer = self.answers.get(job.key)
@@ -167,7 +173,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FRACTION",
         help="default: 1/3 2/9 1/9 1/18; unpruned is always asked too",
     )
-    parser.add_argument("--splits", nargs="+", choices=SPLITS, default=list(SPLITS))
+    parser.add_argument(
+        "--splits",
+        nargs="+",
+        choices=[*SPLITS, *HARD_SPLITS],
+        default=list(SPLITS),
+        help="kinds of scenes (default: test held_out)",
+    )
+    parser.add_argument(
+        "--groups",
+        choices=DOWNSAMPLING,
+        help="part the questions by what this downsampling still answers, as VTC-Bench does",
+    )
     parser.add_argument("--seeds", type=int, default=3, help="seeds of scenes (default: 3)")
     parser.add_argument(
         "--scenes", type=int, default=25, help="of each seed and split (default: %(default)s)"
@@ -219,5 +236,13 @@ def main(arguments: argparse.Namespace) -> Path:
     table = Table("Methods", tuple((m, m) for m in methods), OURS, tuple(retentions))
     reference = BASELINE if BASELINE in methods else None
     output: Path = arguments.output or RESULTS / f"quality-{name}.json"
-    write(report(facts, runner.marks(jobs), [table], reference), output)
+    results = report(facts, runner.marks(jobs), [table], reference)
+    if arguments.groups:
+        usable = usable_kinds(results["entries"])
+        results["groups"] = {
+            "baseline": arguments.groups,
+            "kinds": {split: sorted(kinds) for split, kinds in usable.items()},
+            "entries": grouped(runner.marks(jobs), arguments.groups, arguments.splits, usable),
+        }
+    write(results, output)
     return output

@@ -4,7 +4,7 @@ A scene is sampled from a seed alone, so a picture never needs to be stored to b
 Coordinates are fractions of the picture, so that they survive any resizing.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -30,7 +30,7 @@ TRAINING_PAIRS = tuple(
 )
 
 MAX_ITEMS = 5
-Split = Literal["train", "test", "held_out"]
+Split = Literal["train", "test", "held_out", "crowded", "small"]
 
 # Sizes are in pixels of the 96-pixel square that the model sees, over its side.
 _MODEL_SIDE = 96
@@ -43,6 +43,10 @@ CHARACTER_WIDTH = 8 / _MODEL_SIDE
 _SIGN_JITTER = 0.75 / _MODEL_SIDE
 # Training seeds stay below; test seeds start here, so the two can never meet.
 _FIRST_TEST_SEED = 1 << 40
+# Splits in the order of their seeds, each of which starts where the one before could not reach.
+_SPLITS: tuple[Split, ...] = ("train", "test", "held_out", "crowded", "small")
+_CROWD = 8
+_SMALL = 0.7
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,21 +88,31 @@ def sample_scene(index: int, split: Split = "train") -> Scene:
     """Return scene number `index` of a split; the same arguments always give the same scene.
 
     `train` and `test` hold training pairs only and never share a seed; every `held_out` scene holds
-    at least one colour and shape that were never seen together in training.
+    at least one colour and shape that were never seen together in training. The others are harder
+    than any scene of the training: `crowded` ones have more items, `small` ones smaller shapes.
     """
     if index < 0:
         raise ValueError(f"index must be >= 0, got {index}; scenes are numbered from 0")
-    seed = index + {"train": 0, "test": _FIRST_TEST_SEED, "held_out": 2 * _FIRST_TEST_SEED}[split]
+    seed = index + _SPLITS.index(split) * _FIRST_TEST_SEED
     rng = np.random.default_rng(seed)
     width, height = _sample_size(rng)
     num_signs = int(rng.choice(3, p=(0.2, 0.6, 0.2)))
     num_shapes = int(rng.integers(2, MAX_ITEMS - num_signs + 1))
+    if split == "crowded":
+        num_shapes = _CROWD - num_signs
     wanted = _sample_kinds(rng, num_shapes, num_signs, split)
     items: list[Item] = []
     for color, name, code in wanted:
         placed = _place(rng, color, name, code, items)
         if placed is not None:
             items.append(placed)
+    if split == "small":
+        items = [
+            item
+            if item.is_sign
+            else replace(item, width=_SMALL * item.width, height=_SMALL * item.height)
+            for item in items
+        ]
     return Scene(seed, width, height, tuple(items))
 
 

@@ -1,6 +1,6 @@
 """Tables: results as Markdown, laid out as the paper's tables are."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -9,7 +9,14 @@ from benchmarks.quality.results import UNPRUNED_NAME
 
 Entry = Mapping[str, Any]
 _NOTHING = "–"
-_SPLIT_TITLES = {"test": "test scenes", "held_out": "held-out pairs"}
+# Of the table by kind of question: ours, a rival of another kind, and a smaller picture.
+_FAILING = ("msdg", "divprune", "pool")
+SPLIT_TITLES = {
+    "test": "test scenes",
+    "held_out": "held-out pairs",
+    "crowded": "crowded scenes",
+    "small": "small shapes",
+}
 
 
 def tables(results: Mapping[str, Any]) -> str:
@@ -18,7 +25,7 @@ def tables(results: Mapping[str, Any]) -> str:
     parts = [_facts(results)]
     for split in splits:
         for table in results["tables"]:
-            parts.append(f"**{table['title']}, {_SPLIT_TITLES[split]}**")
+            parts.append(f"**{table['title']}, {SPLIT_TITLES[split]}**")
             parts.append(markdown_table(results, table, split))
     return "\n\n".join(parts)
 
@@ -73,6 +80,45 @@ def relative_table(results: Mapping[str, Any]) -> str:
             is_best = part["value"] is not None and _tenths(part["value"]) == best[retention]
             cells.append(f"**{shown}**" if is_best else shown)
         lines.append(_line(cells))
+    return "\n".join([_facts(results), "", *lines])
+
+
+def group_table(results: Mapping[str, Any]) -> str:
+    """Return accuracy on what downsampling loses (A) and keeps (B): a row per method."""
+    groups = results["groups"]
+    entries = {(e["name"], e["retention"]): e for e in groups["entries"]}
+    retentions = results["tables"][0]["retentions"]
+    heads = [""]
+    for retention in retentions:
+        any_entry = next(e for (_, r), e in entries.items() if r == retention)
+        heads += [f"{retention}: {g} ({any_entry[g]['questions']})" for g in ("A", "B")]
+    lines = [_line(heads), "|---|" + "---:|" * (len(heads) - 1)]
+    for label, name in results["tables"][0]["rows"]:
+        if name == groups["baseline"]:
+            continue
+        cells = [f"**{label}**" if name == results["tables"][0]["default"] else label]
+        for retention in retentions:
+            cells += [_with_interval(entries[name, retention][group]) for group in ("A", "B")]
+        lines.append(_line(cells))
+    return "\n".join([_facts(results), "", *lines])
+
+
+def failure_table(results: Mapping[str, Any], names: Sequence[str] = _FAILING) -> str:
+    """Return accuracy by scenes and kind of question, unpruned and at each budget."""
+    entries = {(e["split"], e["name"], e["retention"]): e for e in results["entries"]}
+    retentions = results["tables"][0]["retentions"]
+    settings = [(name, retention) for retention in retentions for name in names]
+    heads = ["scenes", "question", "unpruned", *(f"{name} {r}" for name, r in settings)]
+    lines = [_line(heads), "|---|---|" + "---:|" * (len(heads) - 2)]
+    for split in results["scenes"]["splits"]:
+        for kind in KINDS:
+            parts = [
+                entries[split, name, retention]["accuracy"][kind]["value"]
+                for name, retention in [(UNPRUNED_NAME, "1"), *settings]
+            ]
+            if parts[0] is not None:
+                shown = [_NOTHING if part is None else f"{100 * part:.0f}" for part in parts]
+                lines.append(_line([SPLIT_TITLES[split], kind, *shown]))
     return "\n".join([_facts(results), "", *lines])
 
 
