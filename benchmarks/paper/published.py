@@ -15,6 +15,9 @@ from msdg_vllm.core.profiles import EncoderProfile, built_in_profile
 
 EXPECTED = Path(__file__).parent / "expected.json"
 OURS = "msdg"
+# Rows that the paper does not have, by how the encoder takes images.
+RIVALS = ("cen_divprune", "cen_cdpruner", "pool")
+RIVALS_AT_ANY_SIZE = (*RIVALS, "resize", "resize+msdg")
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,8 +128,19 @@ def _table(name: str, fields: dict[str, Any]) -> Table:
         encoder=fields["encoder"],
         columns=tuple(fields["columns"]),
         retentions=tuple(sorted({row.retention for row in rows}, reverse=True)),
-        served={row: Setting(**setting) for row, setting in fields["served"].items()},
+        served={
+            **{row: Setting(**setting) for row, setting in fields["served"].items()},
+            **_rivals(fields),
+        },
         unpruned=tuple(fields["unpruned"]),
         unpruned_milliseconds=fields.get("unpruned_ms", {}),
         rows=rows,
     )
+
+
+def _rivals(fields: dict[str, Any]) -> dict[str, Setting]:
+    """Rows of methods newer than the paper, in tables that compare methods."""
+    if "Ours" not in fields["served"]:
+        return {}
+    names = RIVALS_AT_ANY_SIZE if "Qwen" in fields["architecture"] else RIVALS
+    return {name: Setting(name) for name in names}

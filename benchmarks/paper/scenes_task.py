@@ -26,7 +26,7 @@ SCENES = Table(
     encoder=None,
     columns=("scenes",),
     retentions=(0.111,),
-    served={"Ours": Setting()},
+    served={"Ours": Setting(), "pool": Setting("pool")},
 )
 
 # lmms-eval finds functions by module; JSON is YAML too.
