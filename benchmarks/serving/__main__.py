@@ -189,7 +189,7 @@ def make_parser() -> argparse.ArgumentParser:
         "--retention", type=_retentions, default=list(RETENTIONS), metavar="LIST",
         help=f"default: {','.join(map(str, RETENTIONS))}",
     )  # fmt: skip
-    for command, defaults in ((measure, (10, 3, 8, 8, 8)), (again, (5, 2, 8, 24, 8))):
+    for command, defaults in ((measure, (10, 3, 8, 8, 8)), (again, (4, 1, 8, 16, 8))):
         command.add_argument("--model", help="default: a mid-size LLaVA-1.5 with random weights")
         for default, name, text in zip(
             defaults,
