@@ -186,3 +186,27 @@ def test_every_method_is_asked_about(llm: Any) -> None:
     cold = [_cold(llm, request)[0].token_ids for request in requests]
     forget(llm)
     assert [answer.token_ids for answer in generate(llm, requests)] == cold
+
+
+def test_two_tensor_parallel_ranks_keep_the_same_images(
+    llm: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    generator = random.Random(3)
+    pictures = [picture_of("square", seed) for seed in range(5)]
+    kinds = [
+        ask(question, picture, retention=0.05, method=method)
+        for picture in pictures
+        for question in (FIRST, SECOND, THIRD)
+        for method in ("msdg", "cdpruner")
+    ]
+    chosen = [generator.randrange(len(kinds)) for _ in range(60)]
+    expected = generate(llm, [kinds[number] for number in chosen])
+    monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "0|1")
+    with running_engine(folder, tensor_parallel_size=2, max_num_batched_tokens=2048) as parallel:
+        parallel.apply_model(partial(resize_store, max_bytes=IMAGE_BYTES * 5 // 2))
+        answers = generate(parallel, [kinds[number] for number in chosen])
+        first, second = parallel.apply_model(store_counts)
+    assert first == second
+    assert first["image_store_hits"] > 5
+    assert first["image_store_evictions"] > 5
+    assert [answer.token_ids for answer in answers] == [one.token_ids for one in expected]

@@ -22,6 +22,7 @@ from tests.engine.generation import (
 from tests.engine.internvl_oracle import InternVLOracle
 from tests.engine.method_oracle import REFERENCED
 from tests.engine.qwen_requests import forget
+from tests.engine.second_question import assert_encoded_once
 from tests.internvl_checkpoint import TOKENS_PER_TILE, make_internvl
 from tests.pictures import SIZES, picture_of
 
@@ -153,3 +154,9 @@ def test_unpruned_is_stock_vllm_to_the_bit(llm: Any, folder: Path) -> None:
     requests = [ask(picture, retention=1.0) for picture in pictures]
     assert [image_hashes(llm, request) for request in requests] == hashes
     assert [generate(llm, [request])[0] for request in requests] == expected
+
+
+def test_a_second_question_needs_no_encoder(llm: Any) -> None:
+    pictures = [picture_of("wide", 21), picture_of("tall", 22)]
+    seconds = [ask(*pictures[::-1], retention=0.4), ask(pictures[1], retention=0.1)]
+    assert_encoded_once(llm, ask(*pictures, retention=0.05), seconds)

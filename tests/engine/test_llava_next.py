@@ -20,6 +20,7 @@ from tests.engine.generation import (
 )
 from tests.engine.llava_next_oracle import LlavaNextOracle
 from tests.engine.probes import tower_batches, watch_tower
+from tests.engine.second_question import assert_encoded_once
 from tests.llava_next_checkpoint import make_llava_next
 from tests.pictures import make_picture
 
@@ -225,3 +226,13 @@ def test_unpruned_is_stock_vllm_to_the_bit(llm: Any, folder: Path) -> None:
         assert [image_hashes(llm, request) for request in requests] == hashes
         assert generate_one_by_one(llm, requests) == expected
         forget(llm)
+
+
+@pytest.mark.parametrize("scope", ["tile", "image"])
+def test_a_second_question_needs_no_encoder(llm: Any, scope: str) -> None:
+    image = picture("2x1", 9)
+    seconds = [
+        ask(QUESTIONS[1], image, retention=0.05, scope=scope),
+        ask(QUESTIONS[1], image, retention=0.1, scope=scope, method="cdpruner"),
+    ]
+    assert_encoded_once(llm, ask(QUESTIONS[0], image, retention=0.1, scope=scope), seconds)
