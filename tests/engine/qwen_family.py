@@ -23,6 +23,7 @@ from tests.engine.probes import kept_tokens
 from tests.engine.qwen_oracle import Medium, QwenOracle
 from tests.engine.qwen_probes import encoder_graph_modalities, tower_calls, watch_tower
 from tests.engine.qwen_requests import QUESTIONS, ask, forget, make_video, prompt_of
+from tests.engine.second_question import assert_encoded_once
 from tests.pictures import SIZES, picture_of
 
 RETENTIONS = (0.05, 0.4)
@@ -219,3 +220,11 @@ class QwenFamily(QwenResizing):
         requests = [ask(QUESTIONS[0], c, retention=1.0, query="fox") for c in contents]
         assert [image_hashes(llm, request) for request in requests] == hashes
         assert [generate(llm, [request])[0] for request in requests] == answers
+
+    def test_a_second_question_needs_no_encoder(self, llm: Any) -> None:
+        contents = [picture_of("wide", 41), make_video(4, 42), picture_of("tall", 43)]
+        seconds = [
+            ask(QUESTIONS[1], *contents[::-1], retention=0.05),
+            ask(QUESTIONS[1], contents[1], retention=0.4, method="divprune"),
+        ]
+        assert_encoded_once(llm, ask(QUESTIONS[0], *contents, retention=0.4), seconds)

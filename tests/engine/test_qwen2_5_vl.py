@@ -33,6 +33,7 @@ from tests.engine.qwen_probes import (
     watch_tower,
 )
 from tests.engine.qwen_requests import QUESTIONS, ask, forget, make_video, prompt_of
+from tests.engine.second_question import assert_encoded_once
 from tests.pictures import SIZES, make_picture, picture_of
 from tests.qwen_checkpoint import make_qwen2_5_vl
 
@@ -368,3 +369,12 @@ def test_unpruned_is_stock_vllm_to_the_bit(llm: Any, folder: Path) -> None:
         requests = [ask(QUESTIONS[0], content, **wishes) for content in contents]
         assert [image_hashes(llm, request) for request in requests] == hashes
         assert [generate(llm, [request])[0] for request in requests] == expected
+
+
+def test_a_second_question_needs_no_encoder(llm: Any) -> None:
+    contents = [picture_of("wide", 41), make_video(4, 42), picture_of("tall", 43)]
+    seconds = [
+        ask(QUESTIONS[1], *contents[::-1], retention=0.05),
+        ask(QUESTIONS[1], contents[1], retention=0.4, method="divprune"),
+    ]
+    assert_encoded_once(llm, ask(QUESTIONS[0], *contents, retention=0.4), seconds)
