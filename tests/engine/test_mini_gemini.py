@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from msdg_vllm.models.mini_gemini.prepare import prepare
 from tests.engine.generation import assert_same, generate, generated, running_engine
 from tests.engine.mini_gemini_requests import QUESTIONS, ask, profile_in, prompt_of
+from tests.engine.second_question import assert_encoded_once
 from tests.mini_gemini_checkpoint import add_profile, make_mini_gemini
 from tests.mini_gemini_reference import MiniGeminiReference
 from tests.pictures import SIZES, picture_of
@@ -148,3 +149,9 @@ def test_a_missing_weight_stops_the_start_and_is_named(
         pass
     captured = capfd.readouterr()
     assert "vision_tower_aux.vision_stages.2.blocks.1.gamma" in captured.out + captured.err
+
+
+def test_a_second_question_needs_no_encoder(llm: Any) -> None:
+    picture = picture_of("wide", 31)
+    second = ask(QUESTIONS[1], picture, retention=0.05)
+    assert_encoded_once(llm, ask(QUESTIONS[0], picture, retention=0.2), [second])
