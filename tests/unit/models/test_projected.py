@@ -39,7 +39,7 @@ def test_methods_that_read_the_encoder_are_refused_and_no_others() -> None:
     refused = {name for name in METHODS if method_named(name).unmet_need(encoder)}
     assert refused.isdisjoint({"random", "divprune", "prunesid", "cdpruner", "dart0"})
     assert refused >= {"msdg", "cls_attention", "visionzip", "hiprune", "evocut"}
-    for name in refused:
+    for name in refused - {"resize"}:  # which reads nothing, but wants images at any size
         assert "only projected tokens" in str(method_named(name).unmet_need(encoder))
 
 
