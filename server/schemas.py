@@ -244,6 +244,7 @@ class ImageExplanation(BaseModel):
     tile: int = Field(description="Which tile of the image, counted from 0.")
     grid: tuple[int, int] = Field(description="Rows and columns of visual tokens.")
     frames: int = Field(description="Frames of a video, one below the other in the grid.")
+    encoded: bool = Field(description="Whether the vision encoder ran; else the image was known.")
     num_tokens: int
     kept: list[int] = Field(description="Tokens that were kept, ascending.")
     groups: list[int] | None = Field(description="Group of each kept token; -1 for none.")
