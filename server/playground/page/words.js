@@ -15,8 +15,9 @@ export function showDifference(target, reference, text) {
   const pieces = [];
   const put = (name, word) => {
     const last = pieces.at(-1);
-    if (last?.name === name) last.text += word;
-    else pieces.push({ name, text: word });
+    const text = last && !/^\s/.test(word) ? ` ${word}` : word; // the first word of the other answer
+    if (last?.name === name) last.text += text;
+    else pieces.push({ name, text });
   };
   let i = 0;
   let j = 0;
