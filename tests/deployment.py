@@ -10,6 +10,7 @@ from typing import Any
 
 import promql_parser
 import yaml
+from prometheus_client.parser import text_string_to_metric_families
 
 ROOT = Path(__file__).parents[1]
 DEPLOY = ROOT / "deploy"
@@ -59,3 +60,22 @@ def selectors(query: str) -> list[Any]:
 
     promql_parser.walk(promql_parser.parse(query), visit)
     return found
+
+
+def not_shown(page: str) -> set[tuple[str, str]]:
+    """Return what deploy/ reads of /metrics and this page lacks: metric, and label if only that."""
+    families = text_string_to_metric_families(page)
+    labels = {sample.name: set(sample.labels) for family in families for sample in family.samples}
+    added_by_prometheus = {"instance", "job", "namespace", "pod"}
+    missing = set()
+    for _, query in queries():
+        for selector in selectors(query):
+            if selector.name == "up":  # Prometheus' own
+                continue
+            if selector.name not in labels:
+                missing.add((selector.name, ""))
+                continue
+            wanted = {matcher.name for matcher in selector.matchers.matchers}
+            for label in wanted - labels[selector.name] - added_by_prometheus:
+                missing.add((selector.name, label))
+    return missing

@@ -33,3 +33,10 @@ def commands(path: Path) -> Iterator[str]:
     prose = _CONTINUED.sub(" ", _BLOCK.sub("", path.read_text()))
     yield from _INDENTED.findall(prose)
     yield from _INLINE.findall(prose)
+
+
+def documented_metrics() -> tuple[list[str], list[str]]:
+    """Return the metrics that docs/metrics.md defines: those of all servers, and of a target."""
+    always, with_target = (ROOT / "docs/metrics.md").read_text().split("\nWith `--target-ttft`")
+    of_text = re.compile(r"^\| `(msdg_\w+)`", re.MULTILINE)
+    return of_text.findall(always), of_text.findall(with_target)

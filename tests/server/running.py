@@ -15,6 +15,7 @@ from typing import Any
 import httpx
 import openai
 from PIL import Image
+from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks.shared.server_process import running
 from server.metrics import REFRESH_SECONDS
@@ -93,6 +94,15 @@ def running_server(
     command = ["--model", str(folder), *OPTIONS, *options]
     with running(module, command, log, ENVIRONMENT | extra, START_SECONDS) as started:
         yield Server(started.url, started.process, log, extra.get("VLLM_API_KEY", "none"))
+
+
+def shown_metrics(server: Server) -> list[str]:
+    """Names of our metrics at /metrics, as docs/metrics.md writes them."""
+    return sorted(
+        family.name + ("_total" if family.type == "counter" else "")
+        for family in text_string_to_metric_families(server.get("/metrics").text)
+        if family.name.startswith("msdg_") and not family.name.endswith("_created")
+    )
 
 
 def data_url(picture: Image.Image | bytes, kind: str = "png") -> str:

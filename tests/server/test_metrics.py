@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from benchmarks.shared.provenance import ROOT
-from tests.deployment import queries, selectors
+from tests.deployment import not_shown
+from tests.documents import documented_metrics
 from tests.pictures import picture_of
-from tests.server.running import MODEL, Server, chat_body, image_part, user
+from tests.server.running import MODEL, Server, chat_body, image_part, shown_metrics, user
 
 LABEL = f'model_name="{MODEL}"'
 FIRST_TOKEN = "msdg_time_to_first_token_seconds"
@@ -118,28 +116,13 @@ def test_the_page_is_valid_and_keeps_what_vllm_shows(server: Server) -> None:
 def test_every_metric_and_label_that_the_deployment_reads_is_shown(server: Server) -> None:
     body = chat_body(user(QUESTION, image_part(picture_of("square", 204))), retention=0.111)
     server.post("/v1/chat/completions", body)
-    families = text_string_to_metric_families(server.get("/metrics").text)
-    labels = {sample.name: set(sample.labels) for family in families for sample in family.samples}
-    added_by_prometheus = {"instance", "job", "namespace", "pod"}
-    for place, query in queries():
-        for selector in selectors(query):
-            if selector.name == "up":  # Prometheus' own
-                continue
-            assert selector.name in labels, (place, selector.name)
-            wanted = {matcher.name for matcher in selector.matchers.matchers}
-            assert wanted <= labels[selector.name] | added_by_prometheus, (place, query)
+    _, with_target = documented_metrics()
+    missing = not_shown(server.get("/metrics").text)
+    assert {
+        (name, label) for name, label in missing if not name.startswith(tuple(with_target))
+    } == set()
 
 
 def test_every_metric_is_defined_once_in_the_docs(server: Server) -> None:
-    families = text_string_to_metric_families(server.get("/metrics").text)
-    shown = {
-        family.name + ("_total" if family.type == "counter" else "")
-        for family in families
-        if family.name.startswith("msdg_") and not family.name.endswith("_created")
-    }
-    headings = [
-        line.split("`")[1]
-        for line in Path(ROOT, "docs/metrics.md").read_text().splitlines()
-        if line.startswith("| `msdg_")
-    ]
-    assert sorted(shown) == sorted(headings)
+    always, _ = documented_metrics()
+    assert shown_metrics(server) == sorted(always)

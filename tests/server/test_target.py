@@ -8,8 +8,17 @@ from typing import Any
 
 import pytest
 
+from tests.deployment import not_shown
+from tests.documents import documented_metrics
 from tests.pictures import picture_of
-from tests.server.running import Server, chat_body, image_part, running_server, user
+from tests.server.running import (
+    Server,
+    chat_body,
+    image_part,
+    running_server,
+    shown_metrics,
+    user,
+)
 
 QUESTION = "Read the code on the sign."
 CHAT = "/v1/chat/completions"
@@ -50,6 +59,13 @@ def test_a_target_that_is_missed_lowers_the_retention(answers: list[Any]) -> Non
     assert answers[-1].headers[HEADER] == str(FLOOR)
     assert answers[-1].json()["pruning"]["retention"] == FLOOR
     assert kept_of(answers[-1]) == 64
+
+
+def test_its_metrics_are_those_of_docs_and_deployment(held: Server, answers: list[Any]) -> None:
+    always, with_target = documented_metrics()
+    assert shown_metrics(held) == sorted(always + with_target)
+    missing = not_shown(held.get("/metrics").text)
+    assert [name for name, _ in missing if name.startswith("msdg_")] == []
 
 
 def test_an_image_keeps_what_it_had(held: Server, answers: list[Any]) -> None:
