@@ -74,14 +74,18 @@ def select_reference(
     early, late = profile.direction_layers
     start, end = profile.saliency_window
     num_tokens = x.shape[0]
-    used_layers = (early, late, start, end, profile.sink_layer + 1)
+    has_sinks = profile.sink_layer is not None
+    used_layers = (early, late, start, end, *([profile.sink_layer + 1] if has_sinks else []))
 
     # Line 1. A value that is not finite makes a sink, the last to be taken back.
     activation: list[float] = []
     for i in range(num_tokens):
         patches = range(i * patches_per_token, (i + 1) * patches_per_token)
         finite = all(np.isfinite(h[layer][k]).all() for layer in used_layers for k in patches)
-        values = [abs(h[profile.sink_layer + 1][k][profile.sink_coordinate]) for k in patches]
+        values = [
+            abs(h[profile.sink_layer + 1][k][profile.sink_coordinate]) if has_sinks else 0.0
+            for k in patches
+        ]
         activation.append(max(values) if finite else math.inf)
         if valid is not None and not valid[i]:
             continue

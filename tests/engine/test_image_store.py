@@ -182,7 +182,8 @@ def test_explanations_say_whether_the_encoder_ran(llm: Any) -> None:
 def test_every_method_is_asked_about(llm: Any) -> None:
     """A step with all methods about one image encodes it once."""
     picture = picture_of("square", 12)
-    requests = [ask(FIRST, picture, retention=0.05, method=method) for method in METHODS]
+    methods = [name for name in METHODS if "resize" not in name]  # for free resolutions only
+    requests = [ask(FIRST, picture, retention=0.05, method=method) for method in methods]
     cold = [_cold(llm, request)[0].token_ids for request in requests]
     forget(llm)
     assert [answer.token_ids for answer in generate(llm, requests)] == cold

@@ -32,6 +32,9 @@ def test_pruning_is_described(server: Server, checkpoint: Path) -> None:
     assert described["encoder"]["profile"] == {
         **json.loads((checkpoint / "msdg_profile.json").read_text()),
         "output_layer": None,
+        "grouping": "direction",
+        "saliency_scale": 1.0,
+        "provenance": None,
     }
     assert described["default_retention"] == 1.0
     assert described["default_query_mode"] == "image-turn"
@@ -44,10 +47,10 @@ def test_pruning_is_described(server: Server, checkpoint: Path) -> None:
     assert described["limits"]["max_model_len"] == 2048
 
 
-def test_health_and_models_stay_vllms(server: Server) -> None:
+def test_health_stays_vllms_and_models_have_their_aliases(server: Server) -> None:
     assert server.get("/health").status_code == 200
-    (model,) = server.client.models.list().data
-    assert model.id == MODEL
+    models = [model.id for model in server.client.models.list().data]
+    assert models == [MODEL, f"{MODEL}@0.333", f"{MODEL}@0.111"]
 
 
 @pytest.mark.parametrize(
@@ -67,7 +70,8 @@ def test_all_of_vllms_fields_are_still_there(openapi: dict[str, Any]) -> None:
     from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 
     properties = body_schema(openapi, "/v1/chat/completions")["properties"]
-    assert properties.keys() == {*ChatCompletionRequest.model_fields, "retention", "pruning"}
+    ours = {"retention", "max_visual_tokens", "pruning"}
+    assert properties.keys() == {*ChatCompletionRequest.model_fields, *ours}
 
 
 def test_the_key_of_an_image_is_documented(openapi: dict[str, Any]) -> None:
