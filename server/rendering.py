@@ -25,6 +25,9 @@ from msdg_vllm.request import PRUNING
 from server.metrics import RequestMetrics
 from server.schemas import PruningFields, refuse_pruning_fields, wishes_of
 
+_NO_PLACE = "Failed to apply prompt replacement"
+"""How vLLM begins to say that the prompt has no placeholder for an item."""
+
 _MEDIA_PACKAGE = "vllm.multimodal.media"
 _CHATS: tuple[Any, ...] = (ChatCompletionRequest, ResponsesRequest, TokenizeChatRequest)
 
@@ -118,8 +121,14 @@ def _as_bad_request(error: Exception, request: object) -> Exception:
             "it, or leave it out",
             parameter="truncate_prompt_tokens",
         )
+    conversation = "input" if isinstance(request, ResponsesRequest) else "messages"
+    if isinstance(error, AssertionError) and str(error).startswith(_NO_PLACE):
+        return VLLMValidationError(
+            "the model's chat template has no place for an image or video of this prompt; leave "
+            "it out, or send it as another kind",
+            parameter=conversation,
+        )
     if isinstance(error, ValueError):
-        conversation = "input" if isinstance(request, ResponsesRequest) else "messages"
         return VLLMValidationError(str(error), parameter=conversation)
     return error
 

@@ -30,6 +30,15 @@ def test_an_error_names_the_field_as_the_body_has_it() -> None:
         assert error.parameter == named
 
 
+def test_a_template_without_videos_is_the_clients_to_know() -> None:
+    fault = AssertionError("Failed to apply prompt replacement for mm_items['video'][0]")
+    error = _as_bad_request(fault, None)
+    assert isinstance(error, VLLMValidationError)
+    assert "chat template has no place" in str(error)
+    other = AssertionError("anything else")
+    assert _as_bad_request(other, None) is other
+
+
 def params_of(request: Any) -> ChatParams:
     params: ChatParams = _carrying_wishes(type(request).build_chat_params)(request, None, "auto")
     return params
