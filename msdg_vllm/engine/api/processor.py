@@ -147,6 +147,8 @@ class PruningProcessor(BaseMultiModalProcessor[Any]):
             specs, reservation = self._specifier.profiling(inputs, kwargs), None
         else:
             specs, reservation = self._specifier.specs(request, turns, inputs, kwargs)
+        # A connector's dummies name modalities that they have nothing of.
+        specs = {modality: own for modality, own in specs.items() if own}
         items, specs, kwargs = self.scaled(inputs.mm_data_items, specs, kwargs)
         seen = replace(inputs, mm_data_items=items)
         if not profiling:
