@@ -59,7 +59,8 @@ def test_answers_are_the_same_with_what_another_engine_encoded(
     folder, stored = make(tmp_path / "model"), tmp_path / "stored"
     first, second = picture_of("wide", 1), picture_of("tall", 2)
     # A pruned and an unpruned image, in one prompt too: rows of both must be told apart.
-    wishes = ({}, {"retention": 0.3}, {"retention": 0.1, "method": "divprune"})
+    wishes: list[dict[str, Any]] = [{}, {"retention": 0.3}]
+    wishes.append({"retention": 0.1, "method": "divprune"})
     requests = [ask(image, **wish) for image in (first, second) for wish in wishes]
 
     def answers(**options: Any) -> tuple[list[Generated], int]:
