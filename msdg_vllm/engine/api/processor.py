@@ -147,8 +147,7 @@ class PruningProcessor(BaseMultiModalProcessor[Any]):
             specs, reservation = self._specifier.profiling(inputs, kwargs), None
         else:
             specs, reservation = self._specifier.specs(request, turns, inputs, kwargs)
-        # A connector's dummies name modalities that they have nothing of.
-        specs = {modality: own for modality, own in specs.items() if own}
+        specs = {name: own for name, own in specs.items() if own}  # dummies may have none of one
         items, specs, kwargs = self.scaled(inputs.mm_data_items, specs, kwargs)
         seen = replace(inputs, mm_data_items=items)
         if not profiling:
@@ -157,7 +156,7 @@ class PruningProcessor(BaseMultiModalProcessor[Any]):
         processed: Any = super().apply(replace(seen, hf_processor_mm_kwargs=kwargs), timing_ctx)
         processed[SPECS] = specs
         stock, _ = _split(kwargs)
-        if any(spec.budget for modality_specs in specs.values() for spec in modality_specs):
+        if any(spec.budget for own in specs.values() for spec in own):
             self.check_prompt(processed, items, stock)
         if len(processed["prompt_token_ids"]) > self.info.ctx.model_config.max_model_len:
             processed[FITTING] = self._specifier.fitting_retention(processed, inputs, stock)
