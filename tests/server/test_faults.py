@@ -166,16 +166,20 @@ def test_a_client_cannot_ask_for_the_profiling_of_memory(small: Server) -> None:
 def test_a_stop_lets_streams_end_and_refuses_new_requests(small: Server) -> None:
     """The last test of this server: it is stopped here."""
     ends: list[str] = []
+    begun = threading.Barrier(3)
 
     def read() -> None:
         body = about(0, stream=True, max_tokens=1200, ignore_eos=True)
         with httpx.stream("POST", small.url + CHAT, json=body, timeout=120) as answer:
-            ends.append([line for line in answer.iter_lines() if line][-1])
+            lines = (line for line in answer.iter_lines() if line)
+            next(lines)
+            begun.wait(60)
+            ends.append(list(lines)[-1])
 
     readers = [threading.Thread(target=read) for _ in range(2)]
     for reader in readers:
         reader.start()
-    time.sleep(1)
+    begun.wait(60)
     small.process.send_signal(signal.SIGTERM)
     start = time.monotonic()
     time.sleep(0.3)
