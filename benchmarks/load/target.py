@@ -107,5 +107,7 @@ def _body(model: str, number: int, retention: float | None) -> dict[str, object]
         "max_tokens": _OUTPUT_TOKENS,
         "temperature": 0,
         "ignore_eos": True,
+        # Random weights write tokens that are no text: under load the next one is a step away.
+        "return_token_ids": True,
     }
     return body if retention is None else {**body, "retention": retention}
