@@ -47,10 +47,10 @@ def measure(server: Server, method: str, retention: float, number: int) -> dict[
     body = server.body(MAX_TOKENS, messages=[{"role": "user", "content": content}])
     if method != UNPRUNED:
         body |= {"retention": retention, "pruning": {"method": method}}
-    before = server.metric("msdg_selection_seconds_sum")
+    before = server.selection_seconds()
     server.encoder_seconds()
     answer = server.client.ask(body)
-    selection = server.metric("msdg_selection_seconds_sum") - before
+    selection = server.selection_seconds() - before
     return {
         # The clock is around both.
         "encoder": server.encoder_seconds() - selection,

@@ -58,9 +58,15 @@ class Server:
         seconds: list[float] = self.client.call_workers("read_encoder_clock")
         return sum(seconds)
 
-    def metric(self, name: str) -> float:
-        """Sum of a metric's samples over all labels; 0 if the server has no such metric."""
-        return self.client.metric(name) or 0.0
+    def selection_seconds(self) -> float:
+        """Seconds that choosing tokens took so far; a server of ours, whose page may be old."""
+        counts: dict[str, float] = self.client.call_workers("msdg_statistics")
+        return counts["seconds_sum"]
+
+    def prompt_tokens(self) -> int:
+        """Tokens of all prompts so far."""
+        time.sleep(REST_SECONDS)  # our page of metrics is written once a second
+        return int(self.client.metric("vllm:prompt_tokens_total") or 0)
 
 
 def case_order(
@@ -120,11 +126,13 @@ class Benchmark:
             body = server.text_body(self.max_tokens, self._prompt_tokens[retention])
         else:
             body = server.image_body(self.max_tokens, retention if case == PRUNING else None)
-        before = server.metric("msdg_selection_seconds_sum")
+        before = server.selection_seconds() if case == PRUNING else 0.0
         server.encoder_seconds()
         answer = server.client.ask(body)
+        selection = 0.0
         if case == PRUNING:
             self._prompt_tokens[retention] = answer.prompt_tokens
+            selection = server.selection_seconds() - before
         return Sample(
             round=number,
             case=case,
@@ -133,7 +141,7 @@ class Benchmark:
             latency=answer.latency,
             prompt_tokens=answer.prompt_tokens,
             encoder=server.encoder_seconds(),
-            selection=server.metric("msdg_selection_seconds_sum") - before,
+            selection=selection,
         )
 
     def burst_round(self, number: int, concurrency: int, num_requests: int) -> Iterator[str]:
@@ -148,11 +156,10 @@ class Benchmark:
         server = self._server(case)
         wanted = retention if case == PRUNING else None
         bodies = [server.image_body(self.max_tokens, wanted) for _ in range(num_requests)]
-        name = "vllm:prompt_tokens_total"
-        before = server.metric(name)
+        before = server.prompt_tokens()
         start = time.perf_counter()
         with ThreadPoolExecutor(concurrency) as pool:
             list(pool.map(server.client.ask, bodies))
         seconds = time.perf_counter() - start
-        prompt_tokens = int(server.metric(name) - before)
+        prompt_tokens = server.prompt_tokens() - before
         return Burst(number, case, retention, num_requests, seconds, prompt_tokens)
