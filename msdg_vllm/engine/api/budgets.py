@@ -87,6 +87,17 @@ class Budgeting:
             )
         return most
 
+    def ceiling(self, kept: int, kept_at: BudgetAt) -> float:
+        """The most that the server may give the items it decides about, beside `kept` tokens.
+
+        1.0 where nothing limits a request, or where no retention would fit.
+        """
+        limit = self.settings.max_visual_tokens_per_request
+        if limit is None or kept + kept_at(1.0) <= limit:
+            return 1.0
+        fitting = largest_retention(limit - kept, kept_at)
+        return 1.0 if fitting is None else max(fitting, self.settings.min_retention or 0.0)
+
     def check_total(self, kept: int, kept_at: BudgetAt) -> None:
         """Raise `RequestError` for a request that keeps more than one may."""
         limit = self.settings.max_visual_tokens_per_request

@@ -149,8 +149,9 @@ class Specifier:
             return {}, None
         if not places:
             return {}, None
-        fixed, total = len(inputs.prompt), 0
+        kept, total = 0, 0
         open_items: dict[tuple[str, int], OpenItem] = {}
+        budgets: list[Callable[[float], int]] = []
         for modality, items, index in places:
             num_tokens = self._processor.num_visual_tokens(items, modality, index, kwargs)
             total += num_tokens
@@ -158,15 +159,26 @@ class Specifier:
             most = self._budgeting.most(turn, request)
             retention = self._budgeting.retention_of(turn, request)
             if retention is not None:
-                kept = num_kept_tokens(num_tokens, retention)
-                fixed += kept if most is None else min(kept, most)
+                kept += min(num_kept_tokens(num_tokens, retention), most or num_tokens)
                 continue
             query = self._query(request, turns, modality, index)
             content = content_number(items.get(index))
             identity = repr((content, query, request.method, request.scope))
             open_items[modality, index] = OpenItem(identity, num_tokens, most)
-        retentions, reservation = chooser.choose(list(open_items.values()), fixed, total)
-        return dict(zip(open_items, retentions, strict=True)), reservation
+            budget_at = partial(self._processor.budget, items, modality, index, kwargs)
+            budgets.append(
+                partial(self._budgeting.budget, item=turn, request=request, budget_at=budget_at)
+            )
+        ceiling = self._budgeting.ceiling(
+            kept, lambda retention: sum(budget(retention) for budget in budgets)
+        )
+        asked = [
+            replace(item, most=budget(ceiling)) if ceiling < 1 else item
+            for item, budget in zip(open_items.values(), budgets, strict=True)
+        ]
+        retentions, reservation = chooser.choose(asked, len(inputs.prompt) + kept, total)
+        within = [min(retention, ceiling) for retention in retentions]
+        return dict(zip(open_items, within, strict=True)), reservation
 
     def _spec(
         self,

@@ -75,3 +75,18 @@ def test_the_largest_retention_that_fits_is_found(limit: int) -> None:
     assert found is not None
     assert budget_at(found) <= limit
     assert found == 1.0 or budget_at(round(found + 0.001, 3)) > limit
+
+
+@pytest.mark.parametrize(("kept", "expected"), [(0, 0.695), (300, 0.174), (176, 0.389)])
+def test_what_the_server_decides_about_fits_a_request(kept: int, expected: float) -> None:
+    rules = Budgeting(Settings(max_visual_tokens_per_request=400, min_retention=0.111))
+    ceiling = rules.ceiling(kept, budget_at)
+    assert ceiling == expected
+    rules.check_total(kept + budget_at(ceiling), budget_at)
+
+
+def test_the_servers_decisions_are_not_limited_without_need_nor_below_its_floor() -> None:
+    assert Budgeting(Settings()).ceiling(0, budget_at) == 1.0
+    rules = Budgeting(Settings(max_visual_tokens_per_request=400, min_retention=0.222))
+    assert rules.ceiling(0, lambda retention: 400) == 1.0
+    assert rules.ceiling(390, budget_at) == 0.222  # refused: it keeps too much
