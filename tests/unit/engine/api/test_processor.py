@@ -6,6 +6,7 @@ import asyncio
 import os
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from msdg_vllm.engine.spec import PruningSpec
 from msdg_vllm.methods import method_named
 from tests.checkpoints import make_llava
 from tests.pictures import picture_of
+from tests.qwen_checkpoint import make_qwen2_5_vl
 from tests.server.running import data_url, image_part, user
 
 QUESTION = "Is there a blue circle in the picture?"
@@ -25,11 +27,20 @@ QUESTION = "Is there a blue circle in the picture?"
 @pytest.fixture(scope="module")
 def renderer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """The renderer of an engine that caches nothing, without the engine."""
+    yield from _renderer(make_llava(tmp_path_factory.mktemp("llava")))
+
+
+@pytest.fixture(scope="module")
+def any_size(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """The same for a model of free resolution."""
+    yield from _renderer(make_qwen2_5_vl(tmp_path_factory.mktemp("qwen")))
+
+
+def _renderer(folder: Path) -> Iterator[Any]:
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     from vllm.engine.arg_utils import EngineArgs
     from vllm.renderers import renderer_from_config
 
-    folder = make_llava(tmp_path_factory.mktemp("llava"))
     arguments = EngineArgs(
         str(folder),
         dtype="float32",
@@ -49,11 +60,12 @@ def generate(
     *images: Any,
     salt: str | None = None,
     uuids: list[str] | None = None,
+    marker: str = "<image>\n",
     **kwargs: Any,
 ) -> PruningSpec:
     """The spec of the first image of a raw prompt."""
     prompt = {
-        "prompt": "USER: " + "<image>\n" * len(images) + f"{question} ASSISTANT:",
+        "prompt": "USER: " + marker * len(images) + f"{question} ASSISTANT:",
         "multi_modal_data": {"image": list(images)},
         "mm_processor_kwargs": kwargs,
         **({"cache_salt": salt} if salt else {}),
@@ -134,6 +146,24 @@ def test_what_changes_the_pixels_or_separates_users_changes_the_key(renderer: An
     ]
     assert len(set(keys)) == 4
     assert generate(renderer, QUESTION, picture, salt="one", **wishes).content == keys[2]
+
+
+def test_an_image_has_a_key_for_each_size_that_it_is_scaled_to(any_size: Any) -> None:
+    """The store may serve a question from an image of the same size, never from another."""
+
+    def asked(method: str, retention: float, question: str = QUESTION) -> PruningSpec:
+        wishes = {"retention": retention, "pruning": {"method": method}}
+        marker = "<|vision_start|><|image_pad|><|vision_end|>"
+        return generate(any_size, question, picture, marker=marker, **wishes)
+
+    picture = picture_of("wide", 1)
+    whole, half, third = asked("msdg", 0.5), asked("resize", 0.5), asked("resize", 0.3)
+    mixed = asked("resize+msdg", 0.3)
+    sizes = {spec.num_tokens: spec.content for spec in (whole, half, third, mixed)}
+    assert len(set(sizes.values())) == len(sizes) == 4
+    assert whole.scaled_from == 0
+    assert {spec.scaled_from for spec in (half, third, mixed)} == {whole.num_tokens}
+    assert asked("resize", 0.3, "What is on the left?").content == third.content
 
 
 def rendered_chat(renderer: Any, *messages: Any, **kwargs: Any) -> Any:
