@@ -2,7 +2,8 @@
 
 A launch takes the longest of: moving its bytes at the memory's rate; computing on all
 multiprocessors; and one program after the other on those that are busy, each with the rates of one
-multiprocessor and a wait for every step that needs the one before. Launches follow one another.
+multiprocessor and a wait for every step that needs the one before. Launches follow one another,
+and so do the rounds of a launch whose programs meet.
 """
 
 from collections.abc import Callable
@@ -18,10 +19,11 @@ from msdg_vllm.core.kernels import Launch
 ASSUMPTIONS = (
     "5 us for a launch; half of the peak rate of float32 arithmetic, as our products are; 80% of "
     "the memory's rate; 64 bytes per clock and multiprocessor from the L2 cache; 1 us for a step "
-    "of a loop that waits for the one before; two programs per multiprocessor; the encoder in "
-    "bfloat16 at half of the peak rate"
+    "of a loop that waits for the one before, 3 us for a meeting of all programs, after which all "
+    "is read from memory again; two programs per multiprocessor; the encoder in bfloat16 at half "
+    "of the peak rate"
 )
-LAUNCH_SECONDS, STEP_SECONDS = 5e-6, 1e-6
+LAUNCH_SECONDS, STEP_SECONDS, MEETING_SECONDS = 5e-6, 1e-6, 3e-6
 PROGRAMS_PER_MULTIPROCESSOR = 2
 MEMORY_SHARE, COMPUTE_SHARE = 0.8, 0.5
 
@@ -54,6 +56,7 @@ class Load:
         program_bytes: What one program reads and writes.
         program_flops: What one program computes.
         program_steps: Steps of one program that wait for the one before.
+        num_rounds: How often all of this is done; programs meet between rounds.
     """
 
     num_bytes: int
@@ -61,6 +64,7 @@ class Load:
     program_bytes: float
     program_flops: float = 0.0
     program_steps: float = 1.0
+    num_rounds: int = 1
 
 
 def load_of(launch: Launch, shape: Shape) -> Load:
@@ -73,7 +77,8 @@ def load_of(launch: Launch, shape: Shape) -> Load:
     own_bytes = sum(tensor.nbytes for tensor in tensors)
     own_bytes += _BEHIND_ADDRESSES[name](shape) if name in _BEHIND_ADDRESSES else 0
     program_bytes, flops, steps = _PER_PROGRAM.get(name, _streaming)(given, shape)
-    return Load(own_bytes, programs, program_bytes or own_bytes / programs, flops, steps)
+    rounds = given["num_steps"] if name in _MEETING else 1
+    return Load(own_bytes, programs, program_bytes or own_bytes / programs, flops, steps, rounds)
 
 
 # What kernels read by address is no argument of theirs.
@@ -82,6 +87,9 @@ _BEHIND_ADDRESSES: dict[str, Callable[[Shape], int]] = {
     "budget_kernel": lambda s: 8 * s.num_images * s.num_tokens,
     "rank_kernel": lambda s: 13 * s.num_images * s.num_tokens,
 }
+
+# Kernels whose programs meet after each step.
+_MEETING = {"large_farthest_kernel", "large_determinant_kernel"}
 
 PerProgram = tuple[float, float, float]
 
@@ -145,6 +153,13 @@ def _determinant(given: dict[str, Any], shape: Shape) -> PerProgram:
     return 8.0 * stride * steps * steps / 2, 1.0 * stride * steps * steps, 4.0 * steps
 
 
+def _large_greedy(given: dict[str, Any], shape: Shape) -> PerProgram:
+    units = given["units"]
+    # Half as fast in float64. Own tokens, the smallest of them, then those of all programs.
+    flops = 2 * units.numel() * units.element_size() / 4
+    return 0.0, flops / given["PROGRAMS"], 3
+
+
 _PER_PROGRAM: dict[str, Callable[[dict[str, Any], Shape], PerProgram]] = {
     "gram_kernel": _gram,
     "seed_kernel": _seed,
@@ -156,6 +171,8 @@ _PER_PROGRAM: dict[str, Callable[[dict[str, Any], Shape], PerProgram]] = {
     "budget_kernel": _budgets,
     "rank_kernel": _ranks,
     "determinant_kernel": _determinant,
+    "large_farthest_kernel": _large_greedy,
+    "large_determinant_kernel": _large_greedy,
 }
 
 
@@ -180,7 +197,8 @@ def _kernel_seconds(load: Load, device: Device) -> float:
         load.program_bytes / (64 * device.clock),
         load.program_flops / (device.float32_flops / each * COMPUTE_SHARE),
     )
-    return LAUNCH_SECONDS + max(moving, rounds * program + load.program_steps * STEP_SECONDS)
+    once = max(moving, rounds * program + load.program_steps * STEP_SECONDS)
+    return LAUNCH_SECONDS + load.num_rounds * once + (load.num_rounds - 1) * MEETING_SECONDS
 
 
 def encoder_seconds(shape: Shape, device: Device) -> float:
@@ -203,4 +221,5 @@ def encoder_seconds(shape: Shape, device: Device) -> float:
 def num_bytes(work: Work, shape: Shape) -> int:
     """Return what a method reads from memory and writes to it."""
     moved = sum(operator.num_bytes for operator in work.operators)
-    return moved + sum(load_of(launch, shape).num_bytes for launch in work.kernels)
+    loads = [load_of(launch, shape) for launch in work.kernels]
+    return moved + sum(load.num_bytes * load.num_rounds for load in loads)

@@ -27,7 +27,7 @@ class CDPruner(Method):
 
     When no token is left that adds to the determinant, the rest of the budget goes to the most
     relevant ones. Without a question all are equally relevant. Waits for no device; B steps
-    follow one another, in one launch where kernels run and all cosines fit.
+    follow one another, in one launch where kernels run.
     """
 
     def needs(self, encoder: Encoder) -> Needs:
@@ -61,12 +61,11 @@ def greedy_map(tokens: UnitTokens, relevance: Tensor, budget: int) -> Tensor:
     # gain of a token is r^2 times what the chosen ones leave of it. So a small r costs no digits.
     pairs = tokens.pairs()
     relevance = relevance.double()
-    if pairs is not None:
-        by_kernel = kernels.run(
-            pairs.device, lambda: _by_kernel(pairs, relevance, tokens.finite, num_steps)
-        )
-        if by_kernel is not None:
-            return by_kernel
+    by_kernel = kernels.run(
+        tokens.units.device, lambda: _by_kernel(tokens, pairs, relevance, num_steps)
+    )
+    if by_kernel is not None:
+        return by_kernel
     rows = tokens.units.new_zeros(tokens.units.shape[0], round_up(num_steps, TILE))  # (N', B')
     residual = torch.ones_like(relevance)
     chosen = torch.zeros_like(tokens.finite)
@@ -86,10 +85,14 @@ def greedy_map(tokens: UnitTokens, relevance: Tensor, budget: int) -> Tensor:
     return chosen
 
 
-def _by_kernel(pairs: Tensor, relevance: Tensor, finite: Tensor, num_steps: int) -> Tensor:
+def _by_kernel(
+    tokens: UnitTokens, pairs: Tensor | None, relevance: Tensor, num_steps: int
+) -> Tensor:
     from msdg_vllm.core.kernels.greedy import spanning_tokens  # loads Triton
 
-    return spanning_tokens(pairs, relevance, finite, num_steps, _RESIDUAL_RESOLUTION)
+    return spanning_tokens(
+        tokens.units, pairs, relevance, tokens.finite, num_steps, _RESIDUAL_RESOLUTION
+    )
 
 
 def relative_relevance(tokens: UnitTokens, query: Tensor | None) -> Tensor:

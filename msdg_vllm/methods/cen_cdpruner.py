@@ -15,7 +15,7 @@ class CenCDPruner(Method):
 
     When no token is left that adds to the determinant, the rest of the budget goes by weight.
     Without a question all are equally relevant. Waits for no device; B steps follow one another,
-    in one launch where kernels run and all cosines fit.
+    in one launch where kernels run.
     """
 
     def needs(self, encoder: Encoder) -> Needs:

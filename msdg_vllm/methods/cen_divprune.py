@@ -3,7 +3,9 @@
 import torch
 from torch import Tensor
 
+from msdg_vllm.core import kernels
 from msdg_vllm.methods.centred import centred, distinctiveness
+from msdg_vllm.methods.divprune import farthest_by_kernel
 from msdg_vllm.methods.image import Image, Selection, top_tokens
 from msdg_vllm.methods.method import Method
 from msdg_vllm.methods.needs import Encoder, Needs
@@ -15,7 +17,8 @@ class CenDivPrune(Method):
 
     The first is the token with the largest product of its weight and the distance to its nearest
     neighbour, each next one that with the largest product of its weight and the distance to the
-    nearest of those chosen. Waits for no device; B steps follow one another.
+    nearest of those chosen. Waits for no device; B steps follow one another, in one launch where
+    kernels run.
     """
 
     def needs(self, encoder: Encoder) -> Needs:
@@ -39,6 +42,14 @@ def _farthest(tokens: UnitTokens, weight: Tensor, num_steps: int) -> Tensor:
     nearest = tokens.nearest_cosine(pairs)
     # Alone among tokens that are not finite, one is as far as can be from all others.
     gain = weight * (1.0 - nearest.clamp_min(-1.0))
+    by_kernel = kernels.run(
+        tokens.units.device,
+        lambda: farthest_by_kernel(
+            tokens, pairs, -gain.masked_fill(~tokens.finite, -torch.inf), num_steps, weight
+        ),
+    )
+    if by_kernel is not None:
+        return by_kernel
     chosen = torch.zeros_like(tokens.finite)
     to_chosen = torch.full_like(gain, -1.0)
     for _ in range(num_steps):

@@ -16,7 +16,7 @@ class DivPrune(Method):
     The first is the token farthest from its nearest neighbour, each next one the token farthest
     from the nearest of those chosen. A chosen token never comes up again, nor does one that is not
     finite while others are left. Waits for no device; B steps follow one another, in one launch
-    where kernels run and all cosines fit.
+    where kernels run.
     """
 
     def needs(self, encoder: Encoder) -> Needs:
@@ -36,12 +36,11 @@ def _farthest(tokens: UnitTokens, num_steps: int) -> Tensor:
     # What is chosen or not finite is infinitely near.
     pairs = tokens.pairs()
     to_neighbour = tokens.nearest_cosine(pairs).masked_fill(~tokens.finite, torch.inf)
-    if pairs is not None:
-        by_kernel = kernels.run(
-            pairs.device, lambda: _by_kernel(pairs, to_neighbour, tokens.finite, num_steps)
-        )
-        if by_kernel is not None:
-            return by_kernel
+    by_kernel = kernels.run(
+        tokens.units.device, lambda: farthest_by_kernel(tokens, pairs, to_neighbour, num_steps)
+    )
+    if by_kernel is not None:
+        return by_kernel
     chosen = torch.zeros_like(tokens.finite)
     to_chosen = torch.full_like(to_neighbour, -torch.inf).masked_fill_(~tokens.finite, torch.inf)
     index = to_neighbour.argmin(keepdim=True)
@@ -52,7 +51,14 @@ def _farthest(tokens: UnitTokens, num_steps: int) -> Tensor:
     return chosen
 
 
-def _by_kernel(pairs: Tensor, to_neighbour: Tensor, finite: Tensor, num_steps: int) -> Tensor:
+def farthest_by_kernel(
+    tokens: UnitTokens,
+    pairs: Tensor | None,
+    first: Tensor,
+    num_steps: int,
+    weight: Tensor | None = None,
+) -> Tensor:
+    """The same on a device: the token with the lowest of `first` comes first."""
     from msdg_vllm.core.kernels.greedy import farthest_tokens  # loads Triton
 
-    return farthest_tokens(pairs, to_neighbour, finite, num_steps)
+    return farthest_tokens(tokens.units, pairs, first, tokens.finite, num_steps, weight)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from msdg_vllm.core import kernels
 from msdg_vllm.core.grouping import SAME_DIRECTION
 from msdg_vllm.core.signals import row_norms, unit
 from msdg_vllm.core.tiles import TILE, fill_up, round_up
@@ -60,9 +61,14 @@ class UnitTokens:
         return self.cosines_to(self.units.index_select(0, index).squeeze(0))
 
     def pairs(self) -> Tensor | None:
-        """Return the cosines of all pairs, `(N', N')`, or None if they are more than the tokens."""
-        num_rows, width = self.units.shape
-        return snap(self.units @ self.units.T) if num_rows <= width else None
+        """Return the cosines of all pairs, `(N', N')`, or None if they are more than the tokens.
+
+        Kernels can do without them, and faster where they are many.
+        """
+        num_rows, most = self.units.shape
+        if kernels.run_on(self.units.device):
+            most = min(most, kernels.MAX_PAIRED_TOKENS)
+        return snap(self.units @ self.units.T) if num_rows <= most else None
 
     def nearest_cosine(self, pairs: Tensor | None) -> Tensor:
         """Return each token's highest cosine to another finite token, `(N,)`.

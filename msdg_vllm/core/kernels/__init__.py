@@ -20,6 +20,9 @@ Result = TypeVar("Result")
 # Types of device that run the kernels: CUDA and ROCm go by one name.
 DEVICES = {"cuda"}
 
+# Up to here kernels work on a matrix of tokens by tokens.
+MAX_PAIRED_TOKENS = 1024
+
 # Types of states and tokens that kernels read; others are converted first.
 READ = {torch.float32, torch.bfloat16, torch.float16}
 

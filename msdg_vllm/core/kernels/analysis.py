@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from msdg_vllm.core import kernels
 from msdg_vllm.core.analysis import ImageSignals
 from msdg_vllm.core.grouping import MAX_ITERATIONS
 from msdg_vllm.core.kernels import grouping, large_grouping, launch, signals, stacked
@@ -18,8 +19,6 @@ from msdg_vllm.core.tiles import round_up
 
 TYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 
-# Up to here a matrix of tokens by tokens is made.
-_MAX_GRAM_TOKENS = 1024
 _TILE, _DEPTH, _COLUMNS, _SPAN = 64, 32, 32, 1024
 # Few columns, many programs: each has to look at all tokens.
 _SUM_COLUMNS = 16
@@ -125,7 +124,7 @@ def group(
     directions: Directions, num_tokens: int, max_groups: int, seed: int
 ) -> tuple[Tensor, Tensor]:
     """Return the group of each token, `(R, N)`, and K of each row, `(R,)`."""
-    if num_tokens <= _MAX_GRAM_TOKENS:
+    if num_tokens <= kernels.MAX_PAIRED_TOKENS:
         return _group_by_gram(directions, num_tokens, max_groups, seed)
     return _group_by_blocks(directions, num_tokens, max_groups, seed)
 

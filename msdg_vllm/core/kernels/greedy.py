@@ -1,11 +1,14 @@
-"""Greedy choices on a matrix of cosines, one program per image and one launch for all steps."""
+"""Greedy choices, one launch for all steps of an image.
+
+Up to 1,024 tokens one program works on a matrix of all cosines. `large_greedy` has no such matrix.
+"""
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from msdg_vllm.core.kernels import launch
+from msdg_vllm.core.kernels import large_greedy, launch
 
 # Values of earlier steps that a program holds at once.
 _EARLIER_AT_ONCE = 4096
@@ -13,22 +16,27 @@ _EARLIER_AT_ONCE = 4096
 
 @triton.jit(do_not_specialize=["num_tokens", "num_steps"])
 def farthest_kernel(
-    cosines, to_neighbour, finite, chosen, num_tokens, stride, num_steps, TOKENS: tl.constexpr
-):
+    cosines, first, finite, weight, chosen, num_tokens, stride, num_steps,
+    TOKENS: tl.constexpr, WEIGHTED: tl.constexpr,
+):  # fmt: skip
     """Max-min diversity: each step takes the token farthest from the nearest one taken."""
     tokens = tl.arange(0, TOKENS)
     is_token = tokens < num_tokens
     is_finite = tl.load(finite + tokens, mask=is_token, other=0) != 0
-    # What is taken or not finite is infinitely near; argmin returns the first of equal values.
-    nearest = tl.where(is_finite, -float("inf"), float("inf"))
+    nearest = tl.full((TOKENS,), -1.0 if WEIGHTED else -float("inf"), cosines.dtype.element_ty)
+    own = tl.load(weight + tokens, mask=is_token, other=1.0)
     is_chosen = tokens < 0
-    first = tl.load(to_neighbour + tokens, mask=is_token, other=float("inf"))
-    index = tl.argmin(first, 0).to(tl.int32)
+    # argmin returns the first of equal values.
+    start = tl.load(first + tokens, mask=is_token, other=float("inf"))
+    index = tl.argmin(start, 0).to(tl.int32)
     for _ in range(num_steps):
         is_chosen = is_chosen | (tokens == index)
         row = tl.load(cosines + index * stride + tokens, mask=is_token, other=float("inf"))
         nearest = tl.maximum(nearest, row)
-        index = tl.argmin(tl.where(is_chosen, float("inf"), nearest), 0).to(tl.int32)
+        score = own * (nearest - 1.0) if WEIGHTED else nearest
+        # What is taken or not finite is infinitely near.
+        score = tl.where(is_finite & ~is_chosen, score, float("inf"))
+        index = tl.argmin(score, 0).to(tl.int32)
     tl.store(chosen + tokens, is_chosen.to(tl.int8), mask=is_token)
 
 
@@ -76,44 +84,63 @@ def determinant_kernel(
 
 
 def farthest_tokens(
-    cosines: Tensor, to_neighbour: Tensor, finite: Tensor, num_steps: int
+    units: Tensor,
+    pairs: Tensor | None,
+    first: Tensor,
+    finite: Tensor,
+    num_steps: int,
+    weight: Tensor | None = None,
 ) -> Tensor:
     """Return `num_steps` tokens that lie far apart, as a mask `(N,)`.
 
     Args:
-        cosines: Of all pairs, `(N', N')` with N' >= N.
-        to_neighbour: Each token's highest cosine to another, `(N,)`; the lowest comes first.
+        units: The tokens at unit length, `(N', D')` with N' >= N.
+        pairs: Their cosines, `(N', N')`; None if there are too many.
+        first: `(N,)`, of which the lowest is the first to be taken.
         finite: `(N,)`, False for tokens that go last.
         num_steps: At most N.
+        weight: `(N,)`, by which a distance counts; None if all count alike.
     """
+    if pairs is None:
+        return large_greedy.farthest_tokens(units, first, finite, num_steps, weight)
     chosen = torch.empty_like(finite)
     launch(
         farthest_kernel, (1,),
-        cosines, to_neighbour.contiguous(), finite.contiguous().view(torch.int8),
-        chosen.view(torch.int8), len(finite), cosines.stride(0), num_steps, **_sizes(len(finite)),
+        pairs, first.contiguous(), finite.contiguous().view(torch.int8),
+        first if weight is None else weight.contiguous(), chosen.view(torch.int8),
+        len(finite), pairs.stride(0), num_steps,
+        WEIGHTED=weight is not None, **_sizes(len(finite)),
     )  # fmt: skip
     return chosen
 
 
 def spanning_tokens(
-    cosines: Tensor, relevance: Tensor, finite: Tensor, num_steps: int, resolution: float
+    units: Tensor,
+    pairs: Tensor | None,
+    relevance: Tensor,
+    finite: Tensor,
+    num_steps: int,
+    resolution: float,
 ) -> Tensor:
     """Return at most `num_steps` tokens of a large determinant, as a mask `(N,)`.
 
     Args:
-        cosines: Of all pairs, `(N', N')` float64 with N' >= N.
+        units: The tokens at unit length, `(N', D')` float64 with N' >= N.
+        pairs: Their cosines, `(N', N')`; None if there are too many.
         relevance: `(N,)` float64, by which the rows and columns of the determinant are scaled.
         finite: `(N,)`, False for tokens that are never taken.
         num_steps: At most N.
         resolution: A token of which less is left than this adds nothing.
     """
+    if pairs is None:
+        return large_greedy.spanning_tokens(units, relevance, finite, num_steps, resolution)
     chosen = torch.empty_like(finite)
     sizes = _sizes(len(finite))
     launch(
         determinant_kernel, (1,),
-        cosines, relevance.contiguous(), finite.contiguous().view(torch.int8),
-        cosines.new_empty(num_steps, cosines.stride(0)), chosen.view(torch.int8),
-        len(finite), cosines.stride(0), num_steps, resolution,
+        pairs, relevance.contiguous(), finite.contiguous().view(torch.int8),
+        pairs.new_empty(num_steps, pairs.stride(0)), chosen.view(torch.int8),
+        len(finite), pairs.stride(0), num_steps, resolution,
         EARLIER=max(1, _EARLIER_AT_ONCE // sizes["TOKENS"]), **sizes,
     )  # fmt: skip
     return chosen

@@ -30,8 +30,8 @@ from msdg_vllm.core.kernels import analysis, selection
 from msdg_vllm.core.kernels import signals as signals_kernels
 from msdg_vllm.core.profiles import EncoderProfile
 from msdg_vllm.core.stream import TokenStream
-from msdg_vllm.methods import Encoder, Image, Signals, method_named
-from tests.unit.core.cases import Case, make_profile, random_case
+from tests.unit.core.cases import Case, random_case
+from tests.unit.core.kernels.interpreted_rivals import compare_rivals
 
 TYPES = (torch.float32, torch.float32, torch.bfloat16, torch.float16)
 CASES_PER_CALL = 8
@@ -76,7 +76,7 @@ def make_case(seed: int) -> tuple[Case, torch.dtype]:
 
 def analyze_by_kernels(case: Case, dtype: torch.dtype, *, small: bool) -> ImageSignals:
     """The signals of one image, by a matrix of all cosines or by blocks."""
-    analysis._MAX_GRAM_TOKENS = 10**6 if small else 0
+    kernels.MAX_PAIRED_TOKENS = 10**6 if small else 0
     states = {layer: state.to(dtype).unsqueeze(0) for layer, state in case.states.items()}
     valid = None if case.valid is None else case.valid.unsqueeze(0)
     return analyze_rows(states, case.profile, case.patches_per_token, valid)[0]
@@ -187,7 +187,7 @@ def compare_batches() -> dict[str, bool]:
     cases = [random_case(seed) for seed in (66, 12)]
     facts: dict[str, bool] = {}
     for small in (True, False):
-        analysis._MAX_GRAM_TOKENS = 10**6 if small else 0
+        kernels.MAX_PAIRED_TOKENS = 10**6 if small else 0
         path = "by a matrix" if small else "by blocks"
         for case in cases:
             # The same tokens in another order, twice the same image, and one of zeros.
@@ -262,33 +262,6 @@ def _compare_embeddings(case: Case) -> bool:
         if not torch.allclose(relevance, expected, rtol=1e-5, atol=1e-6):
             return False
     return True
-
-
-def compare_rivals() -> dict[str, bool]:
-    """Whether the greedy methods choose the same tokens by kernels and by torch."""
-    facts = {}
-    for name in ("divprune", "cdpruner"):
-        for seed in range(12):
-            generator = torch.Generator().manual_seed(seed)
-            visual = torch.randn(10 + 3 * seed, 64, generator=generator)
-            if seed % 3 == 1:  # copies
-                visual[5:10] = visual[:5]
-            if seed % 4 == 2:  # nothing, and what is not finite
-                visual[2], visual[7, 3], visual[4, 1] = 0.0, torch.nan, torch.inf
-            if seed % 4 == 3:  # in the span of a few
-                visual = visual[:, :4] @ torch.randn(4, 64, generator=generator)
-            query = torch.randn(3, 64, generator=generator) if seed % 2 else None
-            image = Image(Signals(), visual, Encoder(1, make_profile()), query=query)
-            budget = 1 + seed * 2
-            kernels.DEVICES = set()
-            expected = method_named(name).select(image, budget)
-            kernels.DEVICES = {"cpu"}
-            with kernels.recorded_launches() as launches:
-                selection = method_named(name).select(image, budget)
-            facts[f"{name} of {len(visual)} tokens"] = len(launches) == 1 and torch.equal(
-                selection.indices, expected.indices
-            )
-    return facts
 
 
 def main() -> None:

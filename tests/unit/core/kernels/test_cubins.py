@@ -17,7 +17,7 @@ KERNELS = {
     "gram_kernel", "seed_kernel", "iterate_kernel", "finish_kernel",
     "start_kernel", "farthest_kernel", "assign_kernel", "update_kernel",
     "relevance_kernel", "budget_kernel", "rank_kernel", "keep_kernel",
-    "determinant_kernel",
+    "determinant_kernel", "large_farthest_kernel", "large_determinant_kernel",
 }  # fmt: skip
 
 
@@ -26,7 +26,7 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[Variant, in
     """What every variant that the shapes in use need takes on every GPU, compiled afresh."""
     variants = {
         variant_of(launch): None
-        for method in ("msdg", "divprune", "cdpruner")
+        for method in ("msdg", "divprune", "cdpruner", "cen_divprune", "cen_cdpruner")
         for shape in SHAPES
         for launch in recorded(method, shape).kernels
     }
