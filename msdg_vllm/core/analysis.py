@@ -217,6 +217,8 @@ def _analyze_rows(
 
 def _joined(parts: Sequence[ImageSignals]) -> ImageSignals:
     """The rows of all parts."""
+    if len(parts) == 1:
+        return parts[0]
     return ImageSignals(
         saliency=torch.cat([part.saliency for part in parts]),
         groups=torch.cat([part.groups for part in parts]),

@@ -55,10 +55,11 @@ def group_tokens(
     active = torch.arange(padded_groups, device=candidates.device) < num_groups.unsqueeze(-1)
     num_candidates = candidates.sum(dim=-1).clamp_min(1)
 
-    excluded, blocks = ~candidates, token_blocks(padded_tokens)
+    blocks = token_blocks(padded_tokens)
+    limits = _Limits.of(candidates, active)
     similarity = _farthest_points(directions, candidates, padded_groups, seed)
     labels, nearest, groups = _assign(
-        (similarity[..., block] for block in blocks), directions, excluded, active
+        (similarity[..., block] for block in blocks), directions, limits
     )
     loss = _distance_sums(nearest) / num_candidates
     converged = torch.zeros_like(num_candidates, dtype=torch.bool).unsqueeze(-1)
@@ -67,11 +68,11 @@ def group_tokens(
         previous_labels, previous_loss = labels, loss
         similarities = _similarities(centroids, directions, blocks)
         is_last = turn == MAX_ITERATIONS - 1
-        labels, nearest, groups = _assign(
-            similarities, [] if is_last else directions, excluded, active
-        )
+        labels, nearest, groups = _assign(similarities, [] if is_last else directions, limits)
         # A row that has converged keeps its labels; its centroids no longer matter.
         labels = torch.where(converged, previous_labels, labels)
+        if is_last:
+            break
         loss = _distance_sums(nearest) / num_candidates
         change = (previous_loss - loss).abs() / previous_loss.clamp_min(_LOSS_EPSILON)
         unchanged = (labels == previous_labels).all(dim=-1)
@@ -103,7 +104,7 @@ def _farthest_points(
     similarities = []
     for _ in range(num_groups):
         chosen = [row.index_select(0, i) for row, i in zip(directions, index.unbind(), strict=True)]
-        products = torch.stack(
+        products = _stacked(
             [torch.mv(row, mu.squeeze(0)) for row, mu in zip(directions, chosen, strict=True)]
         ).clamp_max_(SAME_DIRECTION)
         similarities.append(products)
@@ -119,8 +120,35 @@ def _similarities(
 ) -> Iterator[Tensor]:
     """The products of the tokens of each block with all centroids, `(R, K, n)`."""
     for block in blocks:
-        yield torch.stack(
-            [mu @ row[block].T for mu, row in zip(centroids, directions, strict=True)]
+        yield _stacked([mu @ row[block].T for mu, row in zip(centroids, directions, strict=True)])
+
+
+def _stacked(rows: Sequence[Tensor]) -> Tensor:
+    """`torch.stack`, without a copy of a single row."""
+    return rows[0].unsqueeze(0) if len(rows) == 1 else torch.stack(list(rows))
+
+
+@dataclass(frozen=True, slots=True)
+class _Limits:
+    """What never changes while R images are grouped.
+
+    Attributes:
+        excluded: `(R, N)`, True for tokens that are no candidates.
+        inactive: `(R, K, 1)`, True for groups that do not exist.
+        bags: `(R, K + 2)`: of tokens without a group, of group 0, 1, .., and an empty last one.
+    """
+
+    excluded: Tensor
+    inactive: Tensor
+    bags: Tensor
+
+    @classmethod
+    def of(cls, candidates: Tensor, active: Tensor) -> "_Limits":
+        bags = torch.arange(-1, active.shape[-1] + 1, device=active.device)
+        return cls(
+            excluded=~candidates,
+            inactive=~active.unsqueeze(-1),
+            bags=bags.expand(len(active), -1).contiguous(),
         )
 
 
@@ -133,7 +161,7 @@ class _Groups:
 
 
 def _assign(
-    similarities: Iterable[Tensor], directions: Sequence[Tensor], excluded: Tensor, active: Tensor
+    similarities: Iterable[Tensor], directions: Sequence[Tensor], limits: _Limits
 ) -> tuple[Tensor, Tensor, _Groups]:
     """Line 9: the nearest centroid of each token (ties: lower group), the similarity to it.
 
@@ -145,23 +173,21 @@ def _assign(
     groups: _Groups | None = None
     for similarity in similarities:
         block = slice(start, start := start + similarity.shape[-1])
-        similarity.clamp_max_(SAME_DIRECTION).masked_fill_(~active.unsqueeze(-1), -torch.inf)
+        similarity.clamp_max_(SAME_DIRECTION).masked_fill_(limits.inactive, -torch.inf)
         nearest, labels = similarity.max(dim=1)
-        labels.masked_fill_(excluded[:, block], -1)
-        all_labels.append(labels)
-        all_nearest.append(nearest.masked_fill_(excluded[:, block], torch.inf))
-        part = _add_up([row[block] for row in directions], labels, active.shape[-1])
+        excluded = limits.excluded[:, block]
+        all_labels.append(labels.masked_fill_(excluded, -1))
+        all_nearest.append(nearest.masked_fill_(excluded, torch.inf))
+        part = _add_up([row[block] for row in directions], labels, limits.bags)
         groups = part if groups is None else _joined(groups, part)
     assert groups is not None
     return torch.cat(all_labels, dim=-1), torch.cat(all_nearest, dim=-1), groups
 
 
-def _add_up(directions: Sequence[Tensor], labels: Tensor, num_groups: int) -> _Groups:
+def _add_up(directions: Sequence[Tensor], labels: Tensor, bags: Tensor) -> _Groups:
     """The groups of the tokens of a block."""
     sorted_labels, by_group = labels.sort(dim=-1, stable=True)
-    # The tokens of a row in bags: those without a group, of group 0, 1, .., and an empty last bag.
-    bags = torch.arange(-1, num_groups + 1, device=labels.device)
-    starts = torch.searchsorted(sorted_labels, bags.expand(len(labels), -1).contiguous())
+    starts = torch.searchsorted(sorted_labels, bags)
     # Adds up a bag in token order; index_add on a GPU would add in any order.
     sums = [
         F.embedding_bag(by_group[r], row, starts[r, :-1], mode="sum")[1:]
@@ -194,4 +220,4 @@ def _distance_sums(nearest: Tensor) -> Tensor:
     """M times the loss of Eq. 6, `(R,)`; an infinite similarity does not count."""
     distances = (1.0 - nearest).clamp_min_(0.0)
     # Row by row: how a sum over one dimension is split may depend on the size of the other.
-    return torch.stack([row.sum() for row in distances.unbind()])
+    return _stacked([row.sum() for row in distances.unbind()])

@@ -211,8 +211,7 @@ class TokenStream:
                     direction = _mean_over_patches(direction, self._patches)
                 norms = row_norms(direction)
                 here = slice(start, start := start + len(direction))
-                # Copied at once, so that the next block finds its memory warm.
-                directions[row, here] = unit_(direction, norms)
+                torch.div(direction, divisors(norms), out=directions[row, here])
                 finite.append(is_finite.view(-1, self._patches).all(dim=-1))
                 moved.append(norms > 0)
         shape = rows, num_tokens

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from msdg_vllm.core import analyze_image
-from msdg_vllm.core.grouping import _add_up, _centroids
+from msdg_vllm.core.grouping import _add_up, _centroids, _Limits
 from tests.reference import Selection, select_reference
 from tests.unit.core.cases import make_profile
 
@@ -104,7 +104,7 @@ def test_empty_groups_start_again_from_the_tokens_least_like_their_centroids() -
     nearest = torch.full((1, 16), 0.9)
     nearest[0, [5, 9, 2, 7, 3]] = torch.tensor([torch.inf, 0.2, 0.3, 0.3, 0.4])
     active = torch.tensor([[True] * 6 + [False] * 2])
-    groups = _add_up([directions], labels, 8)
+    groups = _add_up([directions], labels, _Limits.of(labels >= 0, active).bags)
     (centroids,) = _centroids(groups, [directions], nearest, active)
     # Groups 0, 2, 4 and 5 are empty: tokens 9, 2, 7 (ties by order) and 3; 5 is no candidate.
     assert torch.equal(centroids[[0, 2, 4, 5]], directions[[9, 2, 7, 3]])
