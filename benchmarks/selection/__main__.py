@@ -5,10 +5,11 @@
     python -m benchmarks.selection --memory       # what pruning adds to an encoder's memory
 
 Prints three tables: launches on a device and what they would take, by count and estimate; then,
-timed on this CPU, the two halves of MSDG-Prune and all methods behind one call. Writes the
-numbers to benchmarks/results/selection.json. Every round times the layer and all that is compared
-with it one after the other, so that all see the same machine; ratios are medians over the rounds
-of ratios within a round. Times are processor time, which other processes disturb least.
+timed on this CPU, the two halves of MSDG-Prune, a long image beside a short one, and all methods
+behind one call. Writes the numbers to benchmarks/results/selection.json. Every round times the
+layer and all that is compared with it one after the other, so that all see the same machine;
+ratios are medians over the rounds of ratios within a round. Times are processor time, which other
+processes disturb least.
 """
 
 import argparse
@@ -18,7 +19,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.selection.core_costs import measure, table
+from benchmarks.selection.core_costs import measure, measure_long, table
 from benchmarks.selection.launch_table import (
     as_json,
     launch_costs,
@@ -76,8 +77,11 @@ def main() -> None:
         return
     torch.set_num_threads(arguments.threads)
     costs = [measure(*shape, arguments.rounds) for shape in SHAPES]
+    long_cost = measure_long(arguments.rounds)
     methods = [cost for s in SHAPES for cost in measure_methods(*s, arguments.method_rounds)]
     print(table(costs))
+    print()
+    print(long_cost)
     print()
     print(method_table(methods))
     print()
@@ -95,6 +99,7 @@ def main() -> None:
         "num_query_tokens": NUM_QUERY_TOKENS,
         "retention": RETENTION,
         "costs": [asdict(cost) for cost in costs],
+        "long_image": asdict(long_cost),
         "methods": [asdict(cost) for cost in methods],
         "launches": as_json(launches),
     }

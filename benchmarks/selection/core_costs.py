@@ -18,9 +18,10 @@ from benchmarks.selection.yardstick import (
     milliseconds,
 )
 from msdg_vllm.core import ImageSignals, analyze_image, num_kept_tokens, select_tokens
-from msdg_vllm.core.profiles import built_in_profile
+from msdg_vllm.core.profiles import EncoderProfile, built_in_profile
 
 GOAL_BOTH, GOAL_SELECTION = 0.07, 0.015
+SHORT, LONG, GOAL_LONG = 1024, 16384, 1.3
 
 
 @dataclass(frozen=True)
@@ -40,22 +41,86 @@ class Cost:
     states_mib: float  # what analysis is given, for scale
 
 
+@dataclass(frozen=True)
+class _Images:
+    """Images of one size, a question, and what is asked of the core."""
+
+    profile: EncoderProfile
+    states: dict[int, Tensor]
+    visual: Tensor
+    query: Tensor
+    budget: int
+    signals: ImageSignals
+
+    @classmethod
+    def random(cls, num_images: int, num_tokens: int) -> "_Images":
+        generator = torch.Generator().manual_seed(0)
+        profile = built_in_profile("clip-vit-large-patch14-336")
+
+        def values(*shape: int) -> Tensor:
+            return torch.randn(*shape, generator=generator)
+
+        states = {n: values(num_images, num_tokens, ENCODER_WIDTH) for n in profile.layers}
+        return cls(
+            profile=profile,
+            states=states,
+            visual=values(num_images, num_tokens, LLM_WIDTH),
+            query=values(NUM_QUERY_TOKENS, LLM_WIDTH),
+            budget=num_kept_tokens(num_tokens, RETENTION),
+            signals=analyze_image(states, profile),
+        )
+
+    def analyze(self) -> ImageSignals:
+        return analyze_image(self.states, self.profile)
+
+    def select(self) -> Tensor:
+        return select_tokens(self.signals, self.visual, self.query, self.budget)
+
+
+@dataclass(frozen=True)
+class LongCost:
+    """Processor time of a token in a short and in a long image, both halves together."""
+
+    short_us: float
+    long_us: float
+    ratio: float
+
+    def __str__(self) -> str:
+        return (
+            f"A token costs {self.long_us:.1f} us in an image of {LONG:,} and {self.short_us:.1f} "
+            f"in one of {SHORT:,}: {self.ratio:.2f} times (goal: <= {GOAL_LONG})"
+        )
+
+
+@torch.inference_mode()
+def measure_long(num_rounds: int) -> LongCost:
+    """Time a short and a long image in turn; the ratio is the median of ratios within a round."""
+    short, long = _Images.random(1, SHORT), _Images.random(1, LONG)
+
+    def microseconds(images: _Images, num_tokens: int) -> float:
+        both = milliseconds(images.analyze) + milliseconds(images.select)
+        return 1e3 * both / num_tokens
+
+    rounds = [
+        (microseconds(short, SHORT), microseconds(long, LONG)) for _ in range(num_rounds + 1)
+    ][1:]
+    return LongCost(
+        short_us=statistics.median(s for s, _ in rounds),
+        long_us=statistics.median(n for _, n in rounds),
+        ratio=statistics.median(n / s for s, n in rounds),
+    )
+
+
 @torch.inference_mode()
 def measure(num_images: int, num_tokens: int, num_rounds: int) -> Cost:
     """Time one shape."""
-    generator = torch.Generator().manual_seed(0)
-    profile = built_in_profile("clip-vit-large-patch14-336")
-    shape = (num_images, num_tokens)
-    states = {n: torch.randn(*shape, ENCODER_WIDTH, generator=generator) for n in profile.layers}
-    visual = torch.randn(*shape, LLM_WIDTH, generator=generator)
-    query = torch.randn(NUM_QUERY_TOKENS, LLM_WIDTH, generator=generator)
-    budget = num_kept_tokens(num_tokens, RETENTION)
-    signals = analyze_image(states, profile)
+    images = _Images.random(num_images, num_tokens)
+    states, budget = images.states, images.budget
     layer = encoder_layer()
     actions: tuple[Callable[[], object], ...] = (
         lambda: layer(states[2]),
-        lambda: analyze_image(states, profile),
-        lambda: select_tokens(signals, visual, query, budget),
+        images.analyze,
+        images.select,
     )
     for action in actions:
         action()
@@ -68,7 +133,7 @@ def measure(num_images: int, num_tokens: int, num_rounds: int) -> Cost:
 
     with PeakMemory(states) as analysis_memory:
         actions[1]()
-    with PeakMemory(visual, query, _fields(signals)) as selection_memory:
+    with PeakMemory(images.visual, images.query, _fields(images.signals)) as selection_memory:
         actions[2]()
     layer_ms, analysis_ms, selection_ms = map(list, zip(*rounds, strict=True))
     both = [(a + s) / one for one, a, s in rounds]
