@@ -1,5 +1,6 @@
 """What is run, what each check shows, and what it needs."""
 
+import ast
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -7,11 +8,14 @@ from pathlib import Path
 
 from tests.device.machine import Machine
 
+SERVING_RESULTS = "check-gpu-serving.json"
 ENGINE_TESTS = Path(__file__).parents[1] / "engine"
 
 
 def _pytest(*words: str) -> Callable[[Machine], list[str]]:
-    return lambda _: [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *words]
+    # What engines write is not captured: pytest would keep the waits of a test that passed.
+    options = ("-q", "-s", "-p", "no:cacheprovider")
+    return lambda _: [sys.executable, "-m", "pytest", *options, *words]
 
 
 @dataclass(frozen=True)
@@ -42,26 +46,29 @@ class Check:
 
 
 def _of_engine() -> list[Check]:
-    """One check for each file of engine tests."""
-    names = sorted(path.stem.removeprefix("test_") for path in ENGINE_TESTS.glob("test_*.py"))
+    """One check for each file of engine tests; its first line says what it shows."""
     return [
         Check(
-            name,
-            "these tests on the real engine, against Hugging Face and stock vLLM",
-            _pytest(f"tests/engine/test_{name}.py", "-k", "not tensor_parallel"),
+            path.stem.removeprefix("test_"),
+            (ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or "").split("\n")[0],
+            _pytest(f"tests/engine/{path.name}", "-k", "not tensor_parallel"),
         )
-        for name in names
+        for path in sorted(ENGINE_TESTS.glob("test_*.py"))
     ]
 
 
 def _serving(machine: Machine) -> list[str]:
-    return [sys.executable, "-m", "benchmarks.serving", "--model", machine.model, "--rounds", "5"]
+    words = ["run", "--model", machine.model, "--rounds", "5", "--results", SERVING_RESULTS]
+    # Both servers share the first GPU.
+    words += ["--", "--gpu-memory-utilization", "0.45"] if machine.num_gpus else []
+    return [sys.executable, "-m", "benchmarks.serving", *words]
 
 
 CHECKS = (
     Check(
         "kernels",
-        "the Triton kernels on the device choose what the torch code chooses on the CPU",
+        "the Triton kernels on the device choose what the torch code chooses on the CPU, those "
+        "whose programs wait for each other among them",
         lambda _: [sys.executable, "-m", "tests.device.kernels"],
         minutes=10,
         num_gpus=1,

@@ -1,5 +1,7 @@
 """One page of Markdown about what was run, and what was not."""
 
+import re
+from collections import Counter
 from dataclasses import dataclass
 from typing import Literal
 
@@ -12,6 +14,12 @@ FAILED: Result = "failed"
 SKIPPED: Result = "skipped"
 
 _TAIL = 60  # lines of a failed check
+# What vLLM's check says of a wait, behind the place of the call.
+_WAIT = re.compile(
+    r"(\S+:\d+): UserWarning: .*(?:synchronizing CUDA operation|GPU<->CPU sync)", re.MULTILINE
+)
+# What pytest says of tests that were not run.
+_SKIPPED_TESTS = re.compile(r"^SKIPPED (\[\d+\] .+)$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -38,21 +46,43 @@ def report(machine: Machine, outcomes: list[Outcome], tolerance: str) -> str:
         lines += [
             f"- log-probabilities may differ from Hugging Face's on the CPU by {tolerance} in "
             "float32 (0.0001 on a CPU); bfloat16 has its own check, and states its tolerance",
-            "- vLLM's check for waits was on (VLLM_GPU_SYNC_CHECK=warn); waits: "
-            f"{sum(outcome.output.count('synchroniz') for outcome in outcomes)} lines",
+            "- vLLM's check for waits was on (VLLM_GPU_SYNC_CHECK=warn); what it found is below",
         ]
-    lines += ["", "| check | result | minutes | says |", "|---|---|---|---|"]
+    lines += ["", "| check | shows | result | minutes | says |", "|---|---|---|---|---|"]
     lines += [
-        f"| {o.check.name} | {o.result} | {o.seconds / 60:.1f} | {_cell(o.summary)} |"
+        f"| {o.check.name} | {_cell(o.check.shows)} | {o.result} | {o.seconds / 60:.1f} "
+        f"| {_cell(o.summary)} |"
         for o in outcomes
+        if o.result != SKIPPED
     ]
-    lines += ["", "What each shows:", ""]
-    lines += [f"- {o.check.name}: {o.check.shows}" for o in outcomes]
+    lines += _not_run(outcomes)
+    if machine.gpus:
+        lines += _waits(outcomes)
     for outcome in outcomes:
         if outcome.result == FAILED:
             tail = "\n".join(outcome.output.splitlines()[-_TAIL:])
             lines += ["", f"## {outcome.check.name}", "", "```", tail, "```"]
     return "\n".join(lines) + "\n"
+
+
+def _not_run(outcomes: list[Outcome]) -> list[str]:
+    """Checks and single tests that were skipped, and why."""
+    reasons: dict[str, list[str]] = {}
+    for outcome in outcomes:
+        if outcome.result == SKIPPED:
+            reasons.setdefault(outcome.summary, []).append(outcome.check.name)
+    lines = [f"- {', '.join(names)}: {reason}" for reason, names in reasons.items()]
+    for outcome in outcomes:
+        for found in _SKIPPED_TESTS.findall(outcome.output):
+            lines.append(f"- in {outcome.check.name}: {found}")
+    return ["", "## Not run", "", *(lines or ["Nothing was left out."])]
+
+
+def _waits(outcomes: list[Outcome]) -> list[str]:
+    """Where the host waited for the device, and how often."""
+    places = Counter(place for outcome in outcomes for place in _WAIT.findall(outcome.output))
+    lines = [f"- {place}: {count}" for place, count in places.most_common()]
+    return ["", "## Waits for the device", "", *(lines or ["None was reported."])]
 
 
 def _cell(text: str) -> str:

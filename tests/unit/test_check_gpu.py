@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.serving.__main__ import OUTPUT, make_parser
 from tests.device import __main__ as command
 from tests.device.checks import CHECKS, ENGINE_TESTS, Check
 from tests.device.machine import Machine, machine
@@ -27,6 +29,7 @@ def test_every_file_of_engine_tests_is_run() -> None:
     assert named == {f"tests/engine/{path.name}" for path in ENGINE_TESTS.glob("test_*.py")}
     names = [check.name for check in CHECKS]
     assert len(set(names)) == len(names)
+    assert all(check.shows for check in CHECKS)
     assert {"kernels", "llava", "qwen2_5_vl", "tensor_parallel", "serving"} <= set(names)
 
 
@@ -58,12 +61,39 @@ def test_the_report_names_what_failed_and_what_was_not_run() -> None:
         Outcome(python(""), SKIPPED, "needs 1 GPU"),
         Outcome(replace(python(""), name="llava"), FAILED, "1 failed | 2 passed", 6.0, "the end"),
     ]
-    page = report(BARE, outcomes, "0.002")
+    page = report(BARE, outcomes, "0.01")
     assert "nothing below ran on a GPU" in page
-    assert "| some | skipped | 0.0 | needs 1 GPU |" in page
-    assert "| llava | failed | 0.1 | 1 failed / 2 passed |" in page
+    assert "## Not run\n\n- some: needs 1 GPU\n" in page
+    assert "| llava | something | failed | 0.1 | 1 failed / 2 passed |" in page
     assert "## llava\n\n```\nthe end\n```" in page
-    assert "0.002" in report(replace(BARE, gpus=("A100",)), outcomes, "0.002")
+    assert "0.01" in report(replace(BARE, gpus=("A100",)), outcomes, "0.01")
+
+
+def test_single_tests_that_were_skipped_and_waits_are_listed() -> None:
+    output = """.s
+    /lib/msdg_vllm/some.py:12: UserWarning: called a synchronizing CUDA operation (Triggered ...)
+    /lib/msdg_vllm/some.py:12: UserWarning: called a synchronizing CUDA operation (Triggered ...)
+    /lib/vllm/other.py:7: UserWarning: Tensor.to: a copy. Implicit GPU<->CPU sync detected - use
+SKIPPED [2] tests/engine/test_lora.py:8: needs a GPU
+1 passed, 2 skipped in 0.1s
+an engine's last word
+"""
+    done = python(f"print({output!r})")
+    outcome = command.run(done, BARE)
+    assert outcome.summary == "1 passed, 2 skipped in 0.1s"
+    page = report(replace(BARE, gpus=("A100",)), [outcome], "0.01")
+    assert "## Not run\n\n- in some: [2] tests/engine/test_lora.py:8: needs a GPU\n" in page
+    assert "- /lib/msdg_vllm/some.py:12: 2\n- /lib/vllm/other.py:7: 1\n" in page
+
+
+def test_the_serving_benchmark_understands_its_command() -> None:
+    (serving,) = [check for check in CHECKS if check.name == "serving"]
+    for gpus in ((), ("A100",)):
+        words = serving.command(replace(BARE, gpus=gpus))[3:]
+        arguments = make_parser().parse_args(words)
+        assert (arguments.command, arguments.model) == ("run", "some/model")
+        assert arguments.results != OUTPUT
+        assert bool(arguments.server_options) == bool(gpus)
 
 
 def test_on_a_machine_without_a_gpu_it_runs_and_skips_the_kernels(tmp_path: Path) -> None:
@@ -78,5 +108,5 @@ def test_on_a_machine_without_a_gpu_it_runs_and_skips_the_kernels(tmp_path: Path
     )
     assert run.returncode == 0, run.stderr
     page = (tmp_path / "report.md").read_text()
-    assert "| kernels | skipped | 0.0 | needs 1 GPU, and there is none |" in page
-    assert "| llava | skipped | 0.0 | not asked for (--only) |" in page
+    assert "- kernels: needs 1 GPU, and there is none" in page
+    assert re.search(r"^- .*llava, .*: not asked for \(--only\)$", page, re.MULTILINE)
