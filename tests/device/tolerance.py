@@ -33,7 +33,7 @@ class RoundedToTF32(TorchDispatchMode):
     """Rounds the float32 operands of some operators to ten bits of mantissa."""
 
     def __init__(self, operators: set[str]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.operators = operators
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -37,7 +37,7 @@ def answer(
     logprobs: list[dict[int, float]] = []
     for _ in range(max_tokens):
         hidden = language_model(inputs_embeds=embeddings).last_hidden_state
-        step = lm_head(hidden[0, -1]).log_softmax(-1)
+        step = lm_head(hidden[0, -1]).float().log_softmax(-1)
         token_ids.append(int(step.argmax()))
         logprobs.append(dict(enumerate(step.tolist())))
         embeddings = torch.cat([embeddings, embed(torch.tensor([token_ids[-1:]]))], dim=1)

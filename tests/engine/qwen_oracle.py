@@ -315,7 +315,7 @@ class QwenOracle:
             hidden = self.model.model.language_model(
                 inputs_embeds=rows[None], position_ids=positions[:, None], **deepstack
             ).last_hidden_state
-            step = self.model.lm_head(hidden[0, -1]).log_softmax(-1)
+            step = self.model.lm_head(hidden[0, -1]).float().log_softmax(-1)
             token_ids.append(int(step.argmax()))
             logprobs.append(dict(enumerate(step.tolist())))
             latest = torch.nn.functional.pad(
