@@ -20,13 +20,13 @@ from pathlib import Path
 import torch
 
 from benchmarks.selection.core_costs import measure, measure_long, table
+from benchmarks.selection.encoder_memory import memory_table
 from benchmarks.selection.launch_table import (
     as_json,
     launch_costs,
     launch_table,
     micro_batch_line,
 )
-from benchmarks.selection.memory import memory_table
 from benchmarks.selection.method_costs import measure_methods, method_table
 from benchmarks.selection.yardstick import ENCODER_WIDTH, LLM_WIDTH, NUM_QUERY_TOKENS, RETENTION
 from benchmarks.shared.provenance import RESULTS, processor_name

@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks.selection.memory import CASES, Case, added_bytes
+from benchmarks.selection.encoder_memory import CASES, Case, added_bytes
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.family} {case.tokens}")
