@@ -5,38 +5,31 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
 
+from tests.loopback import Handler, listening
+
+MODEL = {"id": "m", "object": "model", "created": 0, "owned_by": "nobody"}
+JSON = {"Content-Type": "application/json"}
 ASK = Path(__file__).parents[2] / "examples" / "ask.py"
 
 
-class StockServer(BaseHTTPRequestHandler):
+class StockServer(Handler):
     """As far as the example looks: a server of OpenAI's API that knows nothing of pruning."""
 
     def do_GET(self) -> None:
         found = self.path == "/v1/models"
-        model = {"id": "m", "object": "model", "created": 0, "owned_by": "nobody"}
-        body = {"object": "list", "data": [model]} if found else {"detail": "Not Found"}
-        self.send_response(200 if found else 404)
-        self.send_header("Content-Type", "application/json")
-        self.end_headers()
-        self.wfile.write(json.dumps(body).encode())
-
-    def log_message(self, *_: object) -> None:
-        """Say nothing."""
+        body = {"object": "list", "data": [MODEL]} if found else {"detail": "Not Found"}
+        self.answer(200 if found else 404, json.dumps(body), JSON)
 
 
 @pytest.fixture(scope="module")
 def stock_server() -> Iterator[str]:
-    with HTTPServer(("127.0.0.1", 0), StockServer) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
+    with listening(StockServer) as url:
+        yield url
 
 
 def said(*arguments: str) -> str:
@@ -63,3 +56,21 @@ def test_an_address_without_v1_is_told_so(stock_server: str) -> None:
 
 def test_a_server_without_pruning_is_told_so(stock_server: str) -> None:
     assert "does not prune; start it with `make serve`" in said("--server", f"{stock_server}/v1")
+
+
+def test_a_refusal_is_shown_in_one_line() -> None:
+    class Strict(Handler):
+        """A server that prunes, and does not like what it is asked."""
+
+        def do_GET(self) -> None:
+            self.answer(200, json.dumps({"object": "list", "data": [MODEL]}), JSON)
+
+        def do_POST(self) -> None:
+            self.body()
+            error = {"message": "retention must be in (0, 1], got 7.0"}
+            self.answer(400, json.dumps({"error": error}), JSON)
+
+    with listening(Strict) as url:
+        words = said("--server", f"{url}/v1", "--retention", "7")
+    assert words.startswith(f"{url}/v1 answered 400: ")
+    assert "retention must be in (0, 1], got 7.0" in words

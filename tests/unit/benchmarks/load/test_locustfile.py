@@ -3,58 +3,45 @@
 import json
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 
+from tests.loopback import Handler, listening
+
 ROOT = Path(__file__).parents[4]
 OPENAI_FIELDS = {"model", "messages", "max_tokens", "temperature", "stream", "stream_options"}
 
 
-class Handler(BaseHTTPRequestHandler):
+class Words(Handler):
     """Streams two words, and refuses fields that are not OpenAI's."""
 
-    protocol_version = "HTTP/1.1"
     bodies: ClassVar[list[dict[str, Any]]]
 
     def do_GET(self) -> None:
-        self._send(200, json.dumps({"data": [{"id": "some-model"}]}))
+        self.answer(200, json.dumps({"data": [{"id": "some-model"}]}))
 
     def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        body = json.loads(self.body())
         type(self).bodies.append(body)
         if unknown := body.keys() - OPENAI_FIELDS:
-            self._send(400, json.dumps({"error": {"message": f"unknown field {unknown}"}}))
+            self.answer(400, json.dumps({"error": {"message": f"unknown field {unknown}"}}))
             return
         words = [{"choices": [{"delta": {"content": word}}]} for word in ("two ", "words")]
         usage = {"choices": [], "usage": {"prompt_tokens": 9, "completion_tokens": 2}}
         lines = [f"data: {json.dumps(chunk)}\n\n" for chunk in (*words, usage)]
-        self._send(200, "".join([*lines, "data: [DONE]\n\n"]))
-
-    def _send(self, status: int, text: str) -> None:
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(text)))
-        self.end_headers()
-        self.wfile.write(text.encode())
-
-    def log_message(self, *_: object) -> None:
-        pass
+        self.answer(200, "".join([*lines, "data: [DONE]\n\n"]))
 
 
 @pytest.fixture
 def endpoint() -> Iterator[tuple[str, list[dict[str, Any]]]]:
-    class RecordingHandler(Handler):
+    class RecordedWords(Words):
         bodies: ClassVar[list[dict[str, Any]]] = []
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), RecordingHandler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}", RecordingHandler.bodies
-    server.shutdown()
-    server.server_close()
+    with listening(RecordedWords) as url:
+        yield url, RecordedWords.bodies
 
 
 def run_locust(host: str, folder: Path, *options: str) -> subprocess.CompletedProcess[str]:

@@ -1,7 +1,5 @@
 """What a method answers that downsampling does not."""
 
-from fractions import Fraction
-
 import pytest
 
 from benchmarks.quality.cases import HARD_SPLITS, UNPRUNED, scene_ids
@@ -10,17 +8,7 @@ from benchmarks.quality.questions import KINDS
 from benchmarks.quality.results import UNPRUNED_NAME, Mark, Table, report
 from benchmarks.quality.scenes import MAX_ITEMS, sample_scene
 from benchmarks.quality.tables import failure_table, group_table
-
-NINTH = Fraction(1, 9)
-FACTS = {
-    "command": "python -m benchmarks.quality run",
-    "commit": "0123456789abcdef",
-    "date": "2026-01-01",
-    "processor": "a processor",
-    "versions": {"torch": "2"},
-    "model": {"name": "a-model", "weights_sha256": "f" * 64},
-    "scenes": {"splits": ["test"], "seeds": 1, "per_seed": 10},
-}
+from tests.unit.benchmarks.quality.facts import FACTS, NINTH
 
 
 def marks() -> list[Mark]:

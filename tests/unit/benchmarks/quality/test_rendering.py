@@ -1,7 +1,6 @@
 """Results become the tables and plots that documents show."""
 
 import argparse
-from fractions import Fraction
 
 from benchmarks.quality.cases import UNPRUNED, scene_ids
 from benchmarks.quality.plots import plot
@@ -9,17 +8,7 @@ from benchmarks.quality.questions import KINDS
 from benchmarks.quality.render import main
 from benchmarks.quality.results import UNPRUNED_NAME, Mark, Table, read, report, write
 from benchmarks.quality.tables import markdown_table, tables
-
-NINTH = Fraction(1, 9)
-FACTS = {
-    "command": "python -m benchmarks.quality run",
-    "commit": "0123456789abcdef",
-    "date": "2026-01-01",
-    "processor": "a processor",
-    "versions": {"torch": "2"},
-    "model": {"name": "a-model", "weights_sha256": "f" * 64},
-    "scenes": {"splits": ["test"], "seeds": 1, "per_seed": 10},
-}
+from tests.unit.benchmarks.quality.facts import FACTS, NINTH
 
 
 def _results(title="Methods", rows=(("random", "random"), ("msdg", "msdg")), with_mean=False):

@@ -1,14 +1,13 @@
 """What the client makes of a server: an answer and its times, or a sentence on what to do."""
 
 import json
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
 
 from benchmarks.shared.client import Client, ServerError, read_answer
+from tests.loopback import Handler, listening
 
 
 def line(**chunk: Any) -> bytes:
@@ -91,10 +90,8 @@ def test_what_only_our_server_says_is_kept() -> None:
     assert (answer.fingerprint, answer.explanation) == ("f", "e")
 
 
-class Handler(BaseHTTPRequestHandler):
+class Locked(Handler):
     """A server with a key, metrics and a model that speaks; it cannot prune."""
-
-    protocol_version = "HTTP/1.1"
 
     def do_GET(self) -> None:
         pages = {
@@ -102,37 +99,25 @@ class Handler(BaseHTTPRequestHandler):
             "/metrics": '# HELP a\na{x="1"} 2.5\na{x="2"} 4\na_total 7\nb 1\n',
         }
         if self.headers["Authorization"] != "Bearer sesame":
-            self._send(401, "{}")
+            self.answer(401, "{}")
         elif page := pages.get(self.path):
-            self._send(200, page)
+            self.answer(200, page)
         else:
-            self._send(404, "{}")
+            self.answer(404, "{}")
 
     def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        body = json.loads(self.body())
         if "messages" in body:
             error = {"error": {"message": "retention must be in (0, 1], got 2"}}
-            self._send(400, json.dumps(error))
+            self.answer(400, json.dumps(error))
         else:
-            self._send(200, line(choices=[{"text": body["prompt"]}]).decode())
-
-    def _send(self, status: int, text: str) -> None:
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(text)))
-        self.end_headers()
-        self.wfile.write(text.encode())
-
-    def log_message(self, *_: object) -> None:
-        pass
+            self.answer(200, line(choices=[{"text": body["prompt"]}]).decode())
 
 
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    server.server_close()
+    with listening(Locked) as url:
+        yield url
 
 
 def test_a_key_is_the_one_given_or_that_of_the_environment(
