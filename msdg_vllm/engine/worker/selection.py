@@ -118,20 +118,6 @@ class AnalyzedImage:
         return [budget] if len(self.analyses) == 1 else self.layout.shares(budget)
 
 
-def select_tokens(
-    images: Sequence[EncodedImage],
-    specs: Sequence[PruningSpec],
-    queries: Sequence[torch.Tensor | None],
-    encoder: Encoder,
-) -> list[Selection]:
-    """Select exactly `spec.budget` tokens of each image.
-
-    Indices are positions among the tokens of all tiles, in reading order; scores, groups and
-    sinks are those of all tiles, padding included.
-    """
-    return select_analyzed(analyze_images(images, specs, encoder), specs, queries)
-
-
 def analyze_images(
     images: Sequence[EncodedImage], specs: Sequence[PruningSpec], encoder: Encoder
 ) -> list[AnalyzedImage]:
@@ -170,7 +156,11 @@ def select_analyzed(
     specs: Sequence[PruningSpec],
     queries: Sequence[torch.Tensor | None],
 ) -> list[Selection]:
-    """Select from analysed images: one call for each method."""
+    """Select exactly `spec.budget` tokens of each analysed image: one call for each method.
+
+    Indices are positions among the tokens of all tiles, in reading order; scores, groups and
+    sinks are those of all tiles, padding included.
+    """
     keyed = [
         (image.method if share else None, (analysis, Question(share, query)))
         for image, spec, query in zip(images, specs, queries, strict=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -18,10 +19,9 @@ from msdg_vllm.engine.worker.selection import (
     analyze_images,
     encoded_images,
     select_analyzed,
-    select_tokens,
 )
 from msdg_vllm.engine.worker.statistics import PruningStatistics
-from msdg_vllm.methods import Encoder, Image, Signals, method_named
+from msdg_vllm.methods import Encoder, Image, Selection, Signals, method_named
 from msdg_vllm.models.llava_next import layout_of
 from tests.reference import select_reference
 from tests.unit.engine.test_layout import next_config
@@ -35,6 +35,10 @@ PROFILE = EncoderProfile(
     num_groups=4,
 )
 ENCODER = Encoder(num_layers=3, profile=PROFILE)
+
+
+def select_tokens(images: Any, specs: Any, queries: Any) -> list[Selection]:
+    return select_analyzed(analyze_images(images, specs, ENCODER), specs, queries)
 
 
 def whole_tiles(num_tiles: int, num_tokens: int) -> TileLayout:
@@ -69,7 +73,7 @@ def test_selections_equal_the_reference_tile_by_tile() -> None:
         PruningSpec(budget=30, num_tokens=0, query_ids=(4, 5, 6, 7, 8)),
         PruningSpec(budget=25, num_tokens=0, scope="image"),
     ]
-    first, second, third = select_tokens(images, specs, queries, ENCODER)
+    first, second, third = select_tokens(images, specs, queries)
     for selection, image, spec, query in zip((first, second), images, specs, queries, strict=False):
         assert query is not None
         layout, states = image.layout, image.signals.states
@@ -111,9 +115,9 @@ def test_a_selection_does_not_depend_on_the_images_beside_it() -> None:
         PruningSpec(budget=30, num_tokens=0, query_ids=(2,), explanation=1),
         PruningSpec(budget=9, num_tokens=0, query_ids=(3,), explanation=1),
     ]
-    together = select_tokens(images, specs, queries, ENCODER)
+    together = select_tokens(images, specs, queries)
     for image, spec, query, other in zip(images, specs, queries, together, strict=True):
-        (selection,) = select_tokens([image], [spec], [query], ENCODER)
+        (selection,) = select_tokens([image], [spec], [query])
         assert torch.equal(selection.indices, other.indices)
         assert selection.scores is not None
         assert other.scores is not None
@@ -126,7 +130,7 @@ def test_an_analysed_image_answers_every_question_without_its_states() -> None:
     queries = [torch.randn(3, 16), torch.randn(2, 16), None]
     specs = [PruningSpec(budget=budget, num_tokens=0) for budget in (40, 7, 90)]
     expected = [
-        select_tokens(images, [spec], [query], ENCODER)[0]
+        select_tokens(images, [spec], [query])[0]
         for spec, query in zip(specs, queries, strict=True)
     ]
     analyzed = analyze_images(images, specs[:1], ENCODER)
@@ -145,7 +149,7 @@ def test_images_of_one_batch_are_selected_from_by_their_own_methods() -> None:
         PruningSpec(budget=5, num_tokens=36, method="random", seed=12),
         PruningSpec(budget=4, num_tokens=36),
     ]
-    selections = select_tokens(images, specs, queries, ENCODER)
+    selections = select_tokens(images, specs, queries)
     for image, spec, query, selection in zip(images, specs, queries, selections, strict=True):
         alone = Image(
             image.signals.map(lambda tensor: tensor[0]),
@@ -162,7 +166,7 @@ def test_images_of_one_batch_are_selected_from_by_their_own_methods() -> None:
 def test_a_tile_without_real_tokens_keeps_none(method: str) -> None:
     images = encoded([TileLayout.of_order(torch.arange(36), 2, 36)])
     spec = PruningSpec(budget=3, num_tokens=0, method=method, explanation=1)
-    (selection,) = select_tokens(images, [spec], [None], ENCODER)
+    (selection,) = select_tokens(images, [spec], [None])
     assert len(selection.indices) == 3
     assert indices_by_tile(selection.indices, images[0].layout)[1] == []
     if selection.scores is not None:
@@ -182,7 +186,7 @@ def test_tiles_of_a_merging_method_are_read_in_order_with_what_was_merged() -> N
         project=lambda rows: 2 * rows,
     )
     spec = PruningSpec(budget=40, num_tokens=0, method="visionzip")
-    (selection,) = select_tokens([image], [spec], [None], ENCODER)
+    (selection,) = select_tokens([image], [spec], [None])
     expected: dict[int, torch.Tensor] = {}
     for tile, (share, is_real) in enumerate(zip(layout.shares(40), layout.valid(), strict=True)):
         real = is_real.nonzero().flatten()
