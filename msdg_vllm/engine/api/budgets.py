@@ -1,10 +1,13 @@
-"""How many tokens an item may keep: what was asked for, within what the operator allows."""
+"""How many tokens an item may keep, within what the operator allows, and the prompt then has."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
+
+import torch
+from vllm.multimodal.processing import PromptUpdateDetails
 
 from msdg_vllm.core.errors import RequestError
 from msdg_vllm.request import AUTO, MAX_VISUAL_TOKENS, RETENTION, ItemTurn, PruningRequest
@@ -122,3 +125,24 @@ def largest_retention(limit: int, kept_at: BudgetAt) -> float | None:
         else:
             high = middle - 1
     return low / 1000 if low else None
+
+
+def shortened(
+    content: PromptUpdateDetails, budget: int, *, carries_text: bool = False
+) -> PromptUpdateDetails:
+    """What the stock processor puts into the prompt for an item, cut to its budget.
+
+    Args:
+        content: Tokens of the whole item, and which of them are the encoder's.
+        budget: How many of those stay; 0 leaves all.
+        carries_text: Whether the model embeds the text between an item's tokens with them.
+    """
+    if not budget:
+        return content
+    if content.is_embed is None:
+        return replace(content, full=content.full[:1] * budget)
+    is_embed = content.is_embed(content.full)
+    stays = ~is_embed | (is_embed.cumsum(0) <= budget)
+    token_ids = torch.tensor(content.full)[stays].tolist()
+    # Without a mask every token of the item gets its embedding from the model.
+    return replace(content, full=token_ids, is_embed=None if carries_text else content.is_embed)

@@ -18,9 +18,8 @@ from vllm.multimodal.processing import BaseMultiModalProcessor, PromptUpdate
 from msdg_vllm.core import num_kept_tokens
 from msdg_vllm.core.errors import RequestError, SettingsError
 from msdg_vllm.core.profiles import EncoderProfile
-from msdg_vllm.engine.api.budgets import Chooser
+from msdg_vllm.engine.api.budgets import Chooser, shortened
 from msdg_vllm.engine.api.pixels import PIXELS, shares_pixels, with_spec
-from msdg_vllm.engine.api.placeholders import shortened
 from msdg_vllm.engine.api.queries import LazyTurns, TurnMarkers
 from msdg_vllm.engine.api.specs import Scaled, Specifier, Specs, with_contents
 from msdg_vllm.engine.encoder import allowed_methods, check_depth, default_method, profile_of
