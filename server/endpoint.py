@@ -33,9 +33,9 @@ from server import (
     first_token,
     front_page,
     greeting,
-    malformed,
     playground,
     probes,
+    refusals,
     rendering,
     shutdown,
 )
@@ -43,7 +43,6 @@ from server.adaptive.keeper import start_keeper
 from server.description import PruningDescription, describe, describe_target
 from server.metrics import MetricsPage, RequestMetrics
 from server.overlay import draw_overlay, draw_picture
-from server.request_size import RequestSizeLimit, refuse_too_many_answers
 from server.schemas import (
     IMAGE_FIELDS,
     IMAGE_PARTS,
@@ -246,9 +245,8 @@ class MsdgEndpointPlugin:
             routes += playground.router.routes
         app.router.routes.extend(routes)
         app.exception_handler(_AnthropicRefusal)(_anthropic_refusal)
-        malformed.install(app)
         _document_image_fields(app)
-        app.add_middleware(RequestSizeLimit, max_mb=settings.max_request_mb)
+        refusals.install(app, settings.max_request_mb)
         access.install(app, app.state.args)
         app.add_middleware(shutdown.Availability)
 
@@ -265,7 +263,7 @@ class MsdgEndpointPlugin:
         state.msdg_condition = probes.Condition(engine_client, heart)
         state.msdg_heart = asyncio.create_task(heart.beat())
         shutdown.install(engine_client, state)
-        refuse_too_many_answers(engine_client)
+        refusals.refuse_too_many_answers(engine_client)
         metrics = RequestMetrics(model_name)
         rendering.install(state.online_renderer, metrics)
         state.msdg_keeper = start_keeper(engine_client, model_name)

@@ -141,9 +141,9 @@ TABLE = """\
 | `v1.engine.output_processor:OutputProcessor.request_states` | read | `server/shutdown.py` | the same |
 | `v1.engine.async_llm:AsyncLLM.admission_stats` | read | `server/probes.py` | a full queue is not ready |
 | `v1.engine.async_llm:AsyncLLM.get_num_unfinished_requests(self)` | call | `server/probes.py` | the same |
-| `v1.engine.async_llm:AsyncLLM.check_admission(self, n, request_id)` | wrap | `server/request_size.py` | more answers than the queue has places are refused for good |
-| `entrypoints.serve.engine.serving:BaseServing._get_message_types(self, request)` | rely | `server/malformed.py` | it fails on parts whose type is null, a client's mistake |
-| `entrypoints.serve.exception_handling.handlers.exception:exception_handler(req, exc)` | call | `server/malformed.py` | what is no client's mistake is answered as vLLM does |
+| `v1.engine.async_llm:AsyncLLM.check_admission(self, n, request_id)` | wrap | `server/refusals.py` | more answers than the queue has places are refused for good |
+| `entrypoints.serve.engine.serving:BaseServing._get_message_types(self, request)` | rely | `server/refusals.py` | it fails on parts whose type is null, a client's mistake |
+| `entrypoints.serve.exception_handling.handlers.exception:exception_handler(req, exc)` | call | `server/refusals.py` | what is no client's mistake is answered as vLLM does |
 | `entrypoints.serve.exception_handling.error_response:create_error_response(message, ...)` | call | `server/access.py` | whose mistake an error is |
 | `entrypoints.openai.chat_completion.api_router:create_chat_completion(request, raw_request)` | call | `server/endpoint.py` | our routes differ in the type of the body, not in the handler |
 | `entrypoints.openai.chat_completion.api_router:create_batch_chat_completion(request, raw_request)` | call | `server/endpoint.py` | the same |

@@ -12,7 +12,7 @@ from starlette.testclient import TestClient
 
 from server import access
 from server.launcher import make_parser
-from server.request_size import RequestSizeLimit
+from server.refusals import RequestSizeLimit
 
 KEY = {"Authorization": "Bearer open-sesame"}
 

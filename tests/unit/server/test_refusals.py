@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from vllm.entrypoints.serve.engine.serving import BaseServing
 
-from server.malformed import _comes_from_protocol
+from server.refusals import _comes_from_protocol
 
 
 def test_a_part_whose_type_is_null_is_the_clients_mistake() -> None:

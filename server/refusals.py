@@ -1,21 +1,35 @@
-"""How large a request may be.
+"""Requests that are refused before anybody works on them: too large, or not to be read.
 
-vLLM and uvicorn would read a body of any size into memory, and ask for a retry of one that wants
-more answers than the queue has places.
+vLLM and uvicorn would read a body of any size into memory, ask for a retry of one that wants more
+answers than the queue has places, and answer a malformed one with a 500: its checks expect mappings
+where a client may send anything, and Python's JSON parser gives up on deep nesting.
 """
 
 from __future__ import annotations
 
 from http import HTTPStatus
+from traceback import walk_tb
 
-from fastapi import HTTPException
+from fastapi import FastAPI, HTTPException, Request
 from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from vllm.engine.protocol import EngineClient
+from vllm.entrypoints.serve.exception_handling.handlers.exception import exception_handler
 from vllm.exceptions import VLLMValidationError
 
 MB = 1_000_000
+_SHAPE_ERRORS = (AttributeError, KeyError, IndexError)
+# Reads the types of content parts, which may be null.
+_READER = "_get_message_types"
+
+
+def install(app: FastAPI, max_mb: int) -> None:
+    """Answer bodies that are too large with a 413, malformed ones with a 400."""
+    app.add_middleware(RequestSizeLimit, max_mb=max_mb)
+    app.exception_handler(RecursionError)(_refuse_depth)
+    for error in _SHAPE_ERRORS:
+        app.exception_handler(error)(_refuse_shape)
 
 
 class RequestSizeLimit:
@@ -49,10 +63,10 @@ class RequestSizeLimit:
         return await self.app(scope, counting_receive, send)
 
     def _refusal(self) -> JSONResponse:
-        status = HTTPStatus.REQUEST_ENTITY_TOO_LARGE
-        error = {"message": self.message, "type": status.phrase, "param": None, "code": status}
         # The client may still be sending: there is no telling where its next request starts.
-        return JSONResponse({"error": error}, status, headers={"Connection": "close"})
+        return _answer(
+            HTTPStatus.REQUEST_ENTITY_TOO_LARGE, self.message, headers={"Connection": "close"}
+        )
 
 
 def refuse_too_many_answers(engine_client: EngineClient) -> None:
@@ -70,3 +84,36 @@ def refuse_too_many_answers(engine_client: EngineClient) -> None:
         stock(n, request_id)
 
     engine_client.check_admission = check_admission  # type: ignore[method-assign]
+
+
+async def _refuse_depth(_: Request, error: Exception) -> JSONResponse:
+    return _answer(
+        HTTPStatus.BAD_REQUEST, "the JSON of the request is nested too deeply; send a flatter one"
+    )
+
+
+async def _refuse_shape(request: Request, error: Exception) -> JSONResponse:
+    if not _comes_from_protocol(error):
+        answer: JSONResponse = await exception_handler(request, error)
+        return answer
+    return _answer(
+        HTTPStatus.BAD_REQUEST,
+        f"a field of the request has another shape than it should: {error}; compare the body "
+        "with the description of this route",
+    )
+
+
+def _comes_from_protocol(error: Exception) -> bool:
+    """Whether an error was raised while vLLM checked a body, or read the types of its parts."""
+    *_, (last, _) = walk_tb(error.__traceback__)
+    name = str(last.f_globals.get("__name__"))
+    return name.startswith("vllm.entrypoints.") and (
+        name.endswith(".protocol") or last.f_code.co_name == _READER
+    )
+
+
+def _answer(
+    status: HTTPStatus, message: str, headers: dict[str, str] | None = None
+) -> JSONResponse:
+    error = {"message": message, "type": status.phrase, "param": None, "code": status}
+    return JSONResponse({"error": error}, status, headers=headers)
