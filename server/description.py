@@ -13,7 +13,6 @@ from msdg_vllm.core.errors import SettingsError
 from msdg_vllm.engine.api.processor import PruningProcessor
 from msdg_vllm.engine.worker.explanations import LIFETIME_SECONDS, MAX_BYTES, MAX_REQUESTS
 from msdg_vllm.request import METHODS, QUERY_MODES, SCOPES
-from msdg_vllm.settings import Settings
 from server.adaptive.keeper import TargetKeeper
 
 
@@ -71,7 +70,6 @@ class PruningDescription(BaseModel):
 
 def describe(engine_client: EngineClient, model_name: str) -> PruningDescription:
     """Describe the running server; raises `SettingsError` if its model cannot be pruned."""
-    settings = Settings.from_environment()
     model_config = engine_client.model_config
     processor = engine_client.renderer.get_mm_processor()
     if not isinstance(processor, PruningProcessor):
@@ -80,7 +78,8 @@ def describe(engine_client: EngineClient, model_name: str) -> PruningDescription
             f"supported are {', '.join(sorted(msdg_vllm.ARCHITECTURES))}. To serve it without "
             "pruning start vLLM itself"
         )
-    found = processor.profile
+    offer = processor.offer
+    found, settings = offer.profile, offer.settings
     return PruningDescription(
         model=model_name,
         architecture=model_config.architecture,
@@ -89,16 +88,16 @@ def describe(engine_client: EngineClient, model_name: str) -> PruningDescription
             name=found and found.name, profile=found and dataclasses.asdict(found.profile)
         ),
         default_retention=settings.default_retention,
-        default_method=processor.default_method,
+        default_method=offer.default_method,
         default_query_mode=settings.query_mode,
         query_modes=list(QUERY_MODES),
-        methods=processor.methods,
+        methods=offer.methods,
         unavailable_methods={
-            name: f"reads {processor.unmet_needs[name]}"
-            if name in processor.unmet_needs
+            name: f"reads {offer.unmet_needs[name]}"
+            if name in offer.unmet_needs
             else "not allowed by the operator (--methods)"
             for name in METHODS
-            if name not in processor.methods
+            if name not in offer.methods
         },
         scopes=list(SCOPES),
         limits=Limits(

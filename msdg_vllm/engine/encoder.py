@@ -1,19 +1,20 @@
-"""Which profile belongs to the vision encoder of a served model."""
+"""Which profile belongs to the vision encoder of a served model, and which methods it can feed."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from vllm.config import ModelConfig
 from vllm.transformers_utils.repo_utils import get_hf_file_to_dict
 
-from msdg_vllm.core.errors import ProfileError
+from msdg_vllm.core.errors import ProfileError, RequestError, SettingsError
 from msdg_vllm.core.profiles import BUILT_IN_PROFILES, EncoderProfile
 from msdg_vllm.methods import Encoder, method_named
 from msdg_vllm.request import METHODS
-from msdg_vllm.settings import Settings
+from msdg_vllm.settings import Settings, variable_of
 
 PROFILE_FILE = "msdg_profile.json"
 METHOD_WITHOUT_PROFILE = "divprune"
@@ -31,6 +32,71 @@ class NamedProfile(NamedTuple):
 
     name: str
     profile: EncoderProfile
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """What a server offers on a model.
+
+    Attributes:
+        settings: What the operator set.
+        profile: The profile of its encoder, and where it came from; None if there is none.
+        encoder: What methods may know of the encoder.
+        default_method: Which method selects unless a request names one.
+        allowed: Which methods requests may name, as far as the model can feed them.
+    """
+
+    settings: Settings
+    profile: NamedProfile | None
+    encoder: Encoder
+    default_method: str
+    allowed: tuple[str, ...]
+
+    @classmethod
+    def of(
+        cls,
+        model_config: ModelConfig,
+        encoder_of: Callable[[Any, EncoderProfile | None], Encoder],
+    ) -> Offer:
+        """Find out; raises what must stop a start: settings that do not fit the model."""
+        settings = Settings.from_environment()
+        profile = profile_of(model_config, settings)
+        encoder = encoder_of(model_config.hf_config, profile and profile.profile)
+        check_depth(profile, encoder.num_layers)
+        default = default_method(settings, profile)
+        offer = cls(settings, profile, encoder, default, allowed_methods(settings, default))
+        try:
+            offer.check_method(default)
+        except RequestError as error:
+            raise SettingsError(f"{variable_of('default_method')}: {error}") from None
+        return offer
+
+    @property
+    def unmet_needs(self) -> dict[str, str]:
+        """What methods read that this model does not give, by their name."""
+        needs = {name: method_named(name).unmet_need(self.encoder) for name in METHODS}
+        return {name: missing for name, missing in needs.items() if missing is not None}
+
+    @property
+    def methods(self) -> list[str]:
+        """Names of the methods that requests may use on this model."""
+        unmet = self.unmet_needs
+        return [name for name in self.allowed if name not in unmet]
+
+    def check_method(self, name: str) -> None:
+        """Raise `RequestError` for a method that is not allowed or cannot prune this model."""
+        if name not in self.allowed:
+            raise RequestError(
+                f"method {name!r} is not among those that this server allows (--methods): "
+                f"{', '.join(map(repr, self.methods))}",
+                parameter="pruning.method",
+            )
+        if (missing := method_named(name).unmet_need(self.encoder)) is not None:
+            raise RequestError(
+                f"method {name!r} cannot prune this model: it reads {missing}; "
+                f"methods that can are {', '.join(map(repr, self.methods))}",
+                parameter="pruning.method",
+            )
 
 
 def profile_of(model_config: ModelConfig, settings: Settings) -> NamedProfile | None:

@@ -16,17 +16,16 @@ from vllm.multimodal.inputs import MultiModalFieldConfig
 from vllm.multimodal.processing import BaseMultiModalProcessor, PromptUpdate
 
 from msdg_vllm.core import num_kept_tokens
-from msdg_vllm.core.errors import RequestError, SettingsError
+from msdg_vllm.core.errors import RequestError
 from msdg_vllm.core.profiles import EncoderProfile
 from msdg_vllm.engine.api.budgets import Chooser, shortened
 from msdg_vllm.engine.api.pixels import PIXELS, shares_pixels, with_spec
 from msdg_vllm.engine.api.queries import LazyTurns, TurnMarkers
 from msdg_vllm.engine.api.specs import Scaled, Specifier, Specs, with_contents
-from msdg_vllm.engine.encoder import allowed_methods, check_depth, default_method, profile_of
+from msdg_vllm.engine.encoder import Offer
 from msdg_vllm.engine.spec import UNPRUNED, PruningSpec, field_name
-from msdg_vllm.methods import METHODS, Encoder, method_named
+from msdg_vllm.methods import Encoder
 from msdg_vllm.request import PruningRequest, Turns, check_processor_kwargs
-from msdg_vllm.settings import Settings, variable_of
 
 SPECS = "msdg_specs"
 """Key under which a processed prompt carries the specs of its items, by modality."""
@@ -61,53 +60,26 @@ class PruningProcessor(BaseMultiModalProcessor[Any]):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.settings = Settings.from_environment()
-        self._specifier = Specifier(self)
         self.chooser: Chooser | None = None
         self._turn_markers: dict[str, TurnMarkers] = {}
-        self.profile = profile_of(self.info.ctx.model_config, self.settings)
-        self.encoder = self.encoder_of(
-            self.info.ctx.model_config.hf_config, self.profile and self.profile.profile
-        )
-        # A profile of another encoder must stop the start, not the first pruned request.
-        check_depth(self.profile, self.encoder.num_layers)
-        self.default_method = default_method(self.settings, self.profile)
-        self.allowed = allowed_methods(self.settings, self.default_method)
-        try:
-            self.check_method(self.default_method)
-        except RequestError as error:
-            raise SettingsError(f"{variable_of('default_method')}: {error}") from None
+
+    @cached_property
+    def offer(self) -> Offer:
+        """What the server offers on this model.
+
+        Not found out before it is asked for: vLLM makes a processor for every chat with an image,
+        only to ask it how many a prompt may have.
+        """
+        return Offer.of(self.info.ctx.model_config, self.encoder_of)
+
+    @cached_property
+    def _specifier(self) -> Specifier:
+        return Specifier(self)
 
     @staticmethod
     def encoder_of(hf_config: Any, profile: EncoderProfile | None) -> Encoder:
         """What methods may know of a checkpoint's encoder, from its configuration alone."""
         raise NotImplementedError
-
-    @property
-    def methods(self) -> list[str]:
-        """Names of the methods that requests may use on this model."""
-        return [name for name in self.allowed if name not in self.unmet_needs]
-
-    @cached_property
-    def unmet_needs(self) -> dict[str, str]:
-        """What the other methods read that this model does not give."""
-        needs = {name: method_named(name).unmet_need(self.encoder) for name in METHODS}
-        return {name: missing for name, missing in needs.items() if missing is not None}
-
-    def check_method(self, name: str) -> None:
-        """Raise `RequestError` for a method that is not allowed or cannot prune this model."""
-        if name not in self.allowed:
-            raise RequestError(
-                f"method {name!r} is not among those that this server allows (--methods): "
-                f"{', '.join(map(repr, self.methods))}",
-                parameter="pruning.method",
-            )
-        if (missing := self.unmet_needs.get(name)) is not None:
-            raise RequestError(
-                f"method {name!r} cannot prune this model: it reads {missing}; "
-                f"methods that can are {', '.join(map(repr, self.methods))}",
-                parameter="pruning.method",
-            )
 
     def num_visual_tokens(
         self, items: Any, modality: str, index: int, kwargs: Mapping[str, object]
@@ -136,9 +108,9 @@ class PruningProcessor(BaseMultiModalProcessor[Any]):
         salt = str(kwargs.pop(SALT, ""))
         request = PruningRequest.take_from(kwargs)
         check_processor_kwargs(kwargs)
-        method = request.method or self.default_method
+        method = request.method or self.offer.default_method
         if request.method is not None:
-            self.check_method(method)
+            self.offer.check_method(method)
         request = replace(request, method=method)
         # A prompt is read only when a query is wanted of it: most are not pruned.
         turns = request.turns or LazyTurns(partial(self._turns_of_prompt, inputs.prompt))

@@ -39,6 +39,7 @@ class PruningRenderer(HfRenderer):
         if isinstance(self.mm_processor, PruningProcessor):
             # Here rather than in a worker: the message is the last thing the operator reads.
             check_config(config)
+            _ = self.mm_processor.offer  # a profile or method that does not fit stops the start
             # Only now: the engine's modules import renderers themselves.
             from msdg_vllm.engine.api import outputs
 

@@ -35,7 +35,8 @@ class Specifier:
 
     def __init__(self, processor: PruningProcessor) -> None:
         self._processor = processor
-        self._budgeting = Budgeting(processor.settings)
+        self._offer = processor.offer
+        self._budgeting = Budgeting(self._offer.settings)
 
     def specs(
         self,
@@ -45,7 +46,7 @@ class Specifier:
         kwargs: Mapping[str, object],
     ) -> tuple[Specs, Any]:
         """Return the specs of all items, and what stands for the request while it waits."""
-        if request.explanation and not self._processor.settings.explain:
+        if request.explanation and not self._offer.settings.explain:
             raise RequestError(
                 "pruning.explain is turned off on this server (--no-explain); leave it out",
                 parameter="pruning.explain",
@@ -63,7 +64,7 @@ class Specifier:
         }
         self._check_total(specs, inputs, kwargs)
         assert request.method is not None
-        if method_named(request.method).needs(self._processor.encoder).seed:
+        if method_named(request.method).needs(self._offer.encoder).seed:
             specs = _seeded(specs, inputs.mm_data_items)
         if request.explanation:
             specs = _numbered(specs)
@@ -71,7 +72,7 @@ class Specifier:
 
     def profiling(self, inputs: Any, kwargs: Mapping[str, object]) -> Specs:
         """Return specs that keep every token, but by the way of a pruned item."""
-        method = profiled_method(self._processor.methods, self._processor.encoder)
+        method = profiled_method(self._offer.methods, self._offer.encoder)
         return {
             modality: [
                 PruningSpec(
@@ -193,7 +194,7 @@ class Specifier:
         turn = turns.item(modality, index)
         retention = self._budgeting.retention_of(turn, request)
         if retention is None:
-            retention = self._processor.settings.default_retention if chosen is None else chosen
+            retention = self._offer.settings.default_retention if chosen is None else chosen
         budget_at = partial(self._processor.budget, items, modality, index, kwargs)
         is_embedded = isinstance(items, EmbeddingItems | DictEmbeddingItems)
         if is_embedded and retention < 1:
@@ -214,7 +215,7 @@ class Specifier:
             raise RequestError(
                 f"method {request.method!r} takes {modality} items of up to {most} tokens, for "
                 f"lack of memory, and {modality} {index} has {num_tokens}; send a smaller one, or "
-                f"another method such as {self._processor.default_method!r}",
+                f"another method such as {self._offer.default_method!r}",
                 parameter="pruning.method",
             )
         return PruningSpec(
@@ -232,18 +233,18 @@ class Specifier:
         assert request.method is not None
         if (
             request.query_mode == "none"
-            or not method_named(request.method).needs(self._processor.encoder).query
+            or not method_named(request.method).needs(self._offer.encoder).query
         ):
             # All questions then share one selection, and one place in every cache.
             return ""
         if request.query is not None:
             return request.query
-        mode = request.query_mode or self._processor.settings.query_mode
+        mode = request.query_mode or self._offer.settings.query_mode
         return turns.query(mode, modality, index)
 
     def _check_total(self, specs: Specs, inputs: Any, kwargs: Mapping[str, object]) -> None:
         """Refuse a request that keeps more than the operator allows one to keep."""
-        if self._processor.settings.max_visual_tokens_per_request is None:
+        if self._offer.settings.max_visual_tokens_per_request is None:
             return
         counts: list[tuple[int, Callable[[float], int]]] = []
         for modality, items in self._prunable(inputs):

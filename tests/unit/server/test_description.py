@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from msdg_vllm.engine.api.processor import PruningProcessor
-from msdg_vllm.engine.encoder import allowed_methods
+from msdg_vllm.engine.encoder import Offer, allowed_methods
 from msdg_vllm.methods import Encoder
 from msdg_vllm.settings import Settings
 from server.description import describe
@@ -16,8 +16,8 @@ class FakeProcessor(PruningProcessor):
     """A processor that knows its encoder and nothing else."""
 
     def __init__(self, encoder: Encoder) -> None:
-        self.profile, self.encoder, self.default_method = None, encoder, "divprune"
-        self.allowed = allowed_methods(Settings(), "divprune")
+        allowed = allowed_methods(Settings(), "divprune")
+        self.offer = Offer(Settings(), None, encoder, "divprune", allowed)
         self.info: Any = SimpleNamespace(allowed_mm_limits={"image": 1})
 
 

@@ -14,6 +14,7 @@ import pytest
 from msdg_vllm.core.errors import RequestError
 from msdg_vllm.engine.api.budgets import Budgeting
 from msdg_vllm.engine.api.processor import FITTING, SPECS
+from msdg_vllm.engine.encoder import Offer
 from msdg_vllm.engine.spec import PruningSpec
 from msdg_vllm.methods import method_named
 from tests.checkpoints import make_llava
@@ -198,7 +199,7 @@ def test_explicit_fields_win_over_detail_and_detail_over_the_name(
 ) -> None:
     from msdg_vllm.request import PruningRequest
 
-    settings = replace(renderer.mm_processor.settings, detail_low_retention=0.111)
+    settings = replace(renderer.mm_processor.offer.settings, detail_low_retention=0.111)
     specifier = renderer.mm_processor._specifier
     monkeypatch.setattr(specifier, "_budgeting", Budgeting(settings))
     alias = {"pruning": PruningRequest(alias_retention=0.333)}
@@ -282,3 +283,14 @@ def test_an_item_too_large_for_a_method_is_refused(
     with pytest.raises(RequestError, match=r"up to 575 tokens.*image 0 has 576.*another method"):
         generate(renderer, QUESTION, picture, **wishes)
     assert method_named("prunesid").max_tokens is not None
+
+
+def test_a_chat_finds_nothing_out_about_the_model_again(
+    renderer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[object] = []
+    monkeypatch.setattr(Offer, "of", lambda *_: made.append(_))
+    # vLLM makes a processor of its own for each chat, only to ask for limits.
+    spec = chat(renderer, user(QUESTION, image_part(picture_of("square", 3))), retention=0.111)
+    assert spec.budget == 64
+    assert made == []
