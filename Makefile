@@ -64,7 +64,8 @@ serve: $(READY) ## Serve the bundled model, or another: MODEL=llava-hf/llava-1.5
 bench: $(READY_BENCH) ## Load the bundled model's server for a minute; report in benchmarks/runs/load
 	@$(PY) -m benchmarks.load run $(ARGS)
 
-test: lint types test-unit test-engine test-server ## Check everything, as the CI does
+test: lint types ## Check everything, as the CI does
+	$(PY) -m tests.lanes
 
 lint: $(READY_DEV) ## Check style and formatting
 	$(PY) -m ruff check

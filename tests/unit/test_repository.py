@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests.lanes import LANES
+
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("msdg_vllm", "server", "benchmarks", "training", "deploy")
 MAX_LINES = 350
@@ -165,7 +167,8 @@ def test_the_hosted_checks_are_those_of_make_on_every_python() -> None:
                 commands |= {command[1]} if command[1] in targets else set(matrix["tier"])
     everything = re.search(r"^test: (.+?) ##", (ROOT / "Makefile").read_text(), re.MULTILINE)
     assert everything
-    assert commands == {"setup", *everything[1].split()}
+    tiers = {f"test-{Path(folder).name}" for lane in LANES for folder in lane}
+    assert commands == {"setup", *everything[1].split(), *tiers}
     assert pythons == {"3.11", "3.12", "3.13", "3.14"}
 
 
