@@ -36,7 +36,8 @@ def watched_states(
                 see(index, hidden)
             output = forward(hidden, *args, **kwargs)
             if index + 1 == len(blocks) and len(blocks) in layers:
-                see(len(blocks), output)
+                # SigLIP's blocks give their attention weights too, which are none.
+                see(len(blocks), output[0] if isinstance(output, tuple) else output)
             return output
 
         return see_and_forward

@@ -176,6 +176,19 @@ def test_state_is_what_enters_a_layer_and_the_last_is_the_output() -> None:
     assert output.item() == 1111
 
 
+def test_a_block_may_give_more_than_its_state() -> None:
+    class WithWeights(AddingBlock):
+        def forward(self, hidden: torch.Tensor) -> Any:
+            return hidden + self.amount, None
+
+    blocks = nn.ModuleList([WithWeights(1.0), WithWeights(2.0)])
+    with capture_states(blocks, (1, 2)) as signals:
+        hidden = torch.zeros(1)
+        for block in blocks:
+            hidden, _ = block(hidden)
+    assert [signals.states[layer].item() for layer in (1, 2)] == [1, 3]
+
+
 def test_blocks_are_themselves_again_even_after_an_error() -> None:
     blocks = nn.ModuleList([AddingBlock(1.0), AddingBlock(2.0)])
     with pytest.raises(RuntimeError, match="broken"), capture_states(blocks, (0, 1, 2)):
