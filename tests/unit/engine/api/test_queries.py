@@ -135,6 +135,10 @@ MISTRAL = (
     "{% else %}{{ part['text'] }}{% endif %}{% endfor %}{% endif %} [/INST]"
     "{% else %}{{ message['content'] }}{{ eos_token }}{% endif %}{% endfor %}"
 )
+# What ends an answer comes with the next turn, as does what begins a prompt.
+LLAMA = MISTRAL.replace("{{ eos_token }}{% endif %}", "{% endif %}").replace(
+    "[INST] ", "{% if not loop.first %}{{ eos_token }}{{ bos_token }}{% endif %}[INST] "
+)
 DEFAULT_SYSTEM = "<|im_start|>system\nYou are helpful.<|im_end|>\n" + CHATML
 IMAGES_FIRST = (
     "{% for message in messages %}{{ message['role'].upper() + ': ' }}"
@@ -147,6 +151,7 @@ TEMPLATES = {
     "chatml": CHATML,
     "chatml with a system prompt": DEFAULT_SYSTEM,
     "mistral": MISTRAL,
+    "llama": LLAMA,
     "images first": IMAGES_FIRST,
     "tests": CHAT_TEMPLATE,
     **{
@@ -203,7 +208,8 @@ def test_a_prompt_has_the_queries_of_the_chat_that_it_was_made_from(
 
 def test_markers_begin_with_the_users_own_turn(tokenizer: Any) -> None:
     assert TurnMarkers.of_template(tokenizer, DEFAULT_SYSTEM).user_start == "<|im_start|>user"
-    assert TurnMarkers.of_template(tokenizer, MISTRAL).user_start == "[INST]"
+    for template in (MISTRAL, LLAMA):
+        assert TurnMarkers.of_template(tokenizer, template).user_start == "[INST]"
 
 
 def test_what_others_say_after_the_last_question_is_no_part_of_it(tokenizer: Any) -> None:
