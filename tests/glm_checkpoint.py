@@ -9,6 +9,8 @@ from transformers import (
     Glm4vConfig,
     Glm4vForConditionalGeneration,
     Glm4vImageProcessor,
+    Glm4vMoeConfig,
+    Glm4vMoeForConditionalGeneration,
     Glm4vProcessor,
     Glm4vVideoProcessor,
 )
@@ -29,13 +31,29 @@ SPECIAL_TOKENS = [
 MAX_IMAGE_TOKENS = 300
 
 
-def make_glm4v(folder: Path, *, seed: int = 0) -> Path:
+EXPERTS = {
+    "n_routed_experts": 4,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 96,
+    "first_k_dense_replace": 1,
+    # As published checkpoints say; vLLM asks for both.
+    "head_dim": 32,
+    "use_qk_norm": False,
+}
+
+
+def make_glm4v(folder: Path, *, seed: int = 0, experts: bool = False) -> Path:
     """8 vision layers and 2 text layers, widths of 64."""
     tokenizer = make_tokenizer(SPECIAL_TOKENS)
     ids: dict[str, Any] = {
         token: tokenizer.convert_tokens_to_ids(token) for token in SPECIAL_TOKENS
     }
-    config = Glm4vConfig(
+    config_class: Any = Glm4vConfig
+    model_class: Any = Glm4vForConditionalGeneration
+    if experts:
+        config_class, model_class = Glm4vMoeConfig, Glm4vMoeForConditionalGeneration
+    config = config_class(
         vision_config={
             "depth": NUM_LAYERS,
             "hidden_size": 64,
@@ -62,6 +80,7 @@ def make_glm4v(folder: Path, *, seed: int = 0) -> Path:
             },
             "pad_token_id": tokenizer.pad_token_id,
             "eos_token_id": tokenizer.eos_token_id,
+            **(EXPERTS if experts else {}),
         },
         image_token_id=ids["<|image|>"],
         video_token_id=ids["<|video|>"],
@@ -71,7 +90,7 @@ def make_glm4v(folder: Path, *, seed: int = 0) -> Path:
         video_end_token_id=ids["<|end_of_video|>"],
         tie_word_embeddings=False,
     )
-    model = Glm4vForConditionalGeneration(config).eval()
+    model = model_class(config).eval()
     spread_weights(model, seed)
     model.save_pretrained(folder)
     sizes = {"shortest_edge": 112 * 112, "longest_edge": MAX_IMAGE_TOKENS * 28 * 28 * 2}

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import (
     Qwen2_5_VLConfig,
@@ -19,8 +20,12 @@ from transformers import (
     Qwen2VLVideoProcessor,
     Qwen3_5Config,
     Qwen3_5ForConditionalGeneration,
+    Qwen3_5MoeConfig,
+    Qwen3_5MoeForConditionalGeneration,
     Qwen3VLConfig,
     Qwen3VLForConditionalGeneration,
+    Qwen3VLMoeConfig,
+    Qwen3VLMoeForConditionalGeneration,
     Qwen3VLProcessor,
     Qwen3VLVideoProcessor,
 )
@@ -55,7 +60,7 @@ PROFILE = {
 }
 
 
-TEXT = {
+TEXT: dict[str, Any] = {
     "hidden_size": 64,
     "intermediate_size": 128,
     "num_hidden_layers": 2,
@@ -71,7 +76,13 @@ TEXT = {
 }
 
 
-def make_qwen2_5_vl(folder: Path, *, seed: int = 0, max_image_tokens: int = 300) -> Path:
+def make_qwen2_5_vl(
+    folder: Path,
+    *,
+    seed: int = 0,
+    max_image_tokens: int = 300,
+    max_position_embeddings: int = TEXT["max_position_embeddings"],
+) -> Path:
     """8 vision layers, two of them with full attention, and 2 text layers, widths of 64."""
     vision = {
         "depth": NUM_LAYERS,
@@ -93,10 +104,17 @@ def make_qwen2_5_vl(folder: Path, *, seed: int = 0, max_image_tokens: int = 300)
         max_image_tokens,
         # A few patches in a hundred exceed it, so that pictures have sinks.
         sink_threshold=4.0,
+        text={"max_position_embeddings": max_position_embeddings},
     )
 
 
-def make_qwen2_vl(folder: Path, *, seed: int = 0, max_image_tokens: int = 300) -> Path:
+def make_qwen2_vl(
+    folder: Path,
+    *,
+    seed: int = 0,
+    max_image_tokens: int = 300,
+    max_position_embeddings: int = TEXT["max_position_embeddings"],
+) -> Path:
     """8 vision layers, all with full attention, and 2 text layers, widths of 64."""
     vision = {
         "depth": NUM_LAYERS,
@@ -114,6 +132,7 @@ def make_qwen2_vl(folder: Path, *, seed: int = 0, max_image_tokens: int = 300) -
         seed,
         max_image_tokens,
         sink_threshold=2.5,
+        text={"max_position_embeddings": max_position_embeddings},
     )
 
 
@@ -128,17 +147,22 @@ QWEN3_VISION = {
 }
 
 
-def make_qwen3_vl(folder: Path, *, seed: int = 0, max_image_tokens: int = 300) -> Path:
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 96}
+
+
+def make_qwen3_vl(
+    folder: Path, *, seed: int = 0, max_image_tokens: int = 300, experts: bool = False
+) -> Path:
     """8 vision layers, three of them with DeepStack levels, and 4 text layers, widths of 64."""
-    return _save(
+    _save(
         folder,
-        Qwen3VLConfig,
-        Qwen3VLForConditionalGeneration,
+        Qwen3VLMoeConfig if experts else Qwen3VLConfig,
+        Qwen3VLMoeForConditionalGeneration if experts else Qwen3VLForConditionalGeneration,
         Qwen3VLProcessor,
         {**QWEN3_VISION, "deepstack_visual_indexes": [1, 3, 6]},
         seed,
         max_image_tokens,
-        sink_threshold=2.2,
+        sink_threshold=1.8 if experts else 2.2,
         text={
             "num_hidden_layers": 4,
             "head_dim": 32,
@@ -150,21 +174,34 @@ def make_qwen3_vl(folder: Path, *, seed: int = 0, max_image_tokens: int = 300) -
                 "mrope_section": [6, 5, 5],
                 "mrope_interleaved": True,
             },
+            # As published checkpoints say; vLLM assumes nothing.
+            **({**EXPERTS, "norm_topk_prob": True} if experts else {}),
         },
     )
+    if experts:
+        # Published checkpoints have inputs before outputs; Hugging Face saves and reads both.
+        weights = load_file(folder / "model.safetensors")
+        published = {
+            name: weight.transpose(1, 2).contiguous() if ".experts." in name else weight
+            for name, weight in weights.items()
+        }
+        save_file(published, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
 
 
-def make_qwen3_5(folder: Path, *, seed: int = 0, max_image_tokens: int = 300) -> Path:
+def make_qwen3_5(
+    folder: Path, *, seed: int = 0, max_image_tokens: int = 300, experts: bool = False
+) -> Path:
     """8 vision layers without DeepStack, and 4 text layers, one of them with full attention."""
     return _save(
         folder,
-        Qwen3_5Config,
-        Qwen3_5ForConditionalGeneration,
+        Qwen3_5MoeConfig if experts else Qwen3_5Config,
+        Qwen3_5MoeForConditionalGeneration if experts else Qwen3_5ForConditionalGeneration,
         Qwen3VLProcessor,
         QWEN3_VISION,
         seed,
         max_image_tokens,
-        sink_threshold=3.0,
+        sink_threshold=1.5 if experts else 3.0,
         text={
             "num_hidden_layers": 4,
             "head_dim": 64,
@@ -180,6 +217,7 @@ def make_qwen3_5(folder: Path, *, seed: int = 0, max_image_tokens: int = 300) ->
                 "mrope_section": [3, 3, 2],
                 "mrope_interleaved": True,
             },
+            **({**EXPERTS, "shared_expert_intermediate_size": 64} if experts else {}),
         },
     )
 
@@ -262,5 +300,5 @@ def spread_weights(model: nn.Module, seed: int) -> None:
             elif "embed_tokens" in name:
                 weight.normal_(0, 1, generator=generator)
             else:
-                fan_in = weight[0].numel()
+                fan_in = weight.shape[-1] if ".experts." in name else weight[0].numel()
                 weight.normal_(0, 1 / math.sqrt(fan_in), generator=generator)

@@ -24,7 +24,7 @@ from tests.qwen_checkpoint import make_qwen2_5_vl, make_qwen2_vl, make_qwen3_5, 
 from tests.unit.methods.test_contract import WAITING
 from tests.without_data import DEVICE, build, embed
 
-QWENS = {
+QWENS: dict[str, Callable[..., Path]] = {
     "qwen2_vl": make_qwen2_vl,
     "qwen2_5_vl": make_qwen2_5_vl,
     "qwen3_vl": make_qwen3_vl,
