@@ -24,7 +24,7 @@ from tests.engine.qwen_oracle import Medium, QwenOracle
 from tests.engine.qwen_probes import encoder_graph_modalities, tower_calls, watch_tower
 from tests.engine.qwen_requests import QUESTIONS, ask, forget, make_video, prompt_of
 from tests.engine.second_question import assert_encoded_once
-from tests.pictures import SIZES, picture_of
+from tests.pictures import SIZES, make_picture, picture_of
 
 RETENTIONS = (0.05, 0.4)
 BLOCK_SIZE = 32
@@ -49,6 +49,33 @@ def expected(oracle: QwenOracle, question: str, contents: list[Any], **wishes: A
     """What Hugging Face answers, with the same wishes for all images and videos."""
     media = [Medium(content, question, **wishes) for content in contents]
     return oracle.generate(prompt_of(question, *contents), media)
+
+
+class ThinImages:
+    """Short pruned prompts that reach far, on a checkpoint that names 512 positions."""
+
+    @staticmethod
+    def pictures(oracle: QwenOracle, number: int) -> list[Any]:
+        """Images of one row of 150 tokens."""
+        side = 2 * oracle.processor.image_processor.patch_size
+        return [make_picture(150 * side, side, seed) for seed in range(number)]
+
+    def test_thin_images_beyond_the_trained_positions_equal_hugging_face(
+        self, llm: Any, oracle: QwenOracle
+    ) -> None:
+        # 9 x 150 positions in a few tokens; the table has four times what the checkpoint names.
+        contents = self.pictures(oracle, 9)
+        (answer,) = generate(llm, [ask(QUESTIONS[0], *contents, retention=0.01)])
+        assert len(answer.prompt_token_ids) < 60
+        assert_same(answer, expected(oracle, QUESTIONS[0], contents, retention=0.01))
+
+    def test_images_that_reach_beyond_the_table_are_refused_and_the_engine_lives(
+        self, llm: Any, oracle: QwenOracle
+    ) -> None:
+        contents = self.pictures(oracle, 12)
+        with pytest.raises(RequestError, match=r"reach 2288 .*up to 2048\. Send fewer"):
+            generate(llm, [ask(QUESTIONS[0], *contents, retention=0.01)])
+        generate(llm, [ask(QUESTIONS[0], contents[0], retention=0.01)], max_tokens=1)
 
 
 class QwenResizing:
@@ -97,7 +124,19 @@ class QwenResizing:
             generate(llm, [video])
 
 
-class QwenFamily(QwenResizing):
+class QwenSecondQuestions:
+    """Questions about images and videos that the encoder has seen."""
+
+    def test_a_second_question_needs_no_encoder(self, llm: Any) -> None:
+        contents = [picture_of("wide", 41), make_video(4, 42), picture_of("tall", 43)]
+        seconds = [
+            ask(QUESTIONS[1], *contents[::-1], retention=0.05),
+            ask(QUESTIONS[1], contents[1], retention=0.4, method="divprune"),
+        ]
+        assert_encoded_once(llm, ask(QUESTIONS[0], *contents, retention=0.4), seconds)
+
+
+class QwenFamily(QwenResizing, QwenSecondQuestions):
     """Images, videos, batches and caches against Hugging Face and stock vLLM."""
 
     options: dict[str, Any] = OPTIONS
@@ -220,11 +259,3 @@ class QwenFamily(QwenResizing):
         requests = [ask(QUESTIONS[0], c, retention=1.0, query="fox") for c in contents]
         assert [image_hashes(llm, request) for request in requests] == hashes
         assert [generate(llm, [request])[0] for request in requests] == answers
-
-    def test_a_second_question_needs_no_encoder(self, llm: Any) -> None:
-        contents = [picture_of("wide", 41), make_video(4, 42), picture_of("tall", 43)]
-        seconds = [
-            ask(QUESTIONS[1], *contents[::-1], retention=0.05),
-            ask(QUESTIONS[1], contents[1], retention=0.4, method="divprune"),
-        ]
-        assert_encoded_once(llm, ask(QUESTIONS[0], *contents, retention=0.4), seconds)

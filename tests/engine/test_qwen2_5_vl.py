@@ -23,7 +23,7 @@ from tests.engine.generation import (
     stock_answers,
 )
 from tests.engine.method_oracle import REFERENCED
-from tests.engine.qwen_family import QwenResizing
+from tests.engine.qwen_family import QwenResizing, QwenSecondQuestions, ThinImages
 from tests.engine.qwen_oracle import Medium, QwenOracle
 from tests.engine.qwen_probes import (
     encoder_graph_modalities,
@@ -33,8 +33,7 @@ from tests.engine.qwen_probes import (
     watch_tower,
 )
 from tests.engine.qwen_requests import QUESTIONS, ask, forget, make_video, prompt_of
-from tests.engine.second_question import assert_encoded_once
-from tests.pictures import SIZES, make_picture, picture_of
+from tests.pictures import SIZES, picture_of
 from tests.qwen_checkpoint import make_qwen2_5_vl
 
 RETENTIONS = (0.05, 0.222, 0.6)
@@ -50,14 +49,14 @@ OPTIONS = {
     "num_gpu_blocks_override": 18,
     "scheduler_reserve_full_isl": False,
     "enable_prefix_caching": True,
-    "limit_mm_per_prompt": {"image": 4, "video": 2},
+    "limit_mm_per_prompt": {"image": 12, "video": 2},
     "disable_log_stats": False,
 }
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_qwen2_5_vl(tmp_path_factory.mktemp("qwen2_5_vl"))
+    return make_qwen2_5_vl(tmp_path_factory.mktemp("qwen2_5_vl"), max_position_embeddings=512)
 
 
 @pytest.fixture(scope="module")
@@ -343,18 +342,6 @@ def test_processor_kwargs_that_hide_the_geometry_are_refused(llm: Any) -> None:
         generate(llm, [ask(QUESTIONS[0], picture, retention=0.5, do_resize=False)])
 
 
-def test_images_that_reach_beyond_the_table_are_refused(
-    llm: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    contents = [make_picture(4200, 28, seed) for seed in range(4)]
-    request = ask(QUESTIONS[0], *contents, retention=0.01)
-    generate(llm, [request], max_tokens=1)
-    # The worker's table is as large as before: only what the API process knows of it shrinks.
-    monkeypatch.setattr(llm.model_config.hf_text_config, "max_position_embeddings", 256)
-    with pytest.raises(RequestError, match=r"reach 1104 .*up to 1024\. Send fewer"):
-        generate(llm, [request])
-
-
 def test_encoder_cuda_graphs_stay_off(llm: Any) -> None:
     assert llm.apply_model(encoder_graph_modalities) == [[]]
 
@@ -371,10 +358,5 @@ def test_unpruned_is_stock_vllm_to_the_bit(llm: Any, folder: Path) -> None:
         assert [generate(llm, [request])[0] for request in requests] == expected
 
 
-def test_a_second_question_needs_no_encoder(llm: Any) -> None:
-    contents = [picture_of("wide", 41), make_video(4, 42), picture_of("tall", 43)]
-    seconds = [
-        ask(QUESTIONS[1], *contents[::-1], retention=0.05),
-        ask(QUESTIONS[1], contents[1], retention=0.4, method="divprune"),
-    ]
-    assert_encoded_once(llm, ask(QUESTIONS[0], *contents, retention=0.4), seconds)
+class TestWhatQwensShare(QwenSecondQuestions, ThinImages):
+    """The decoder's table is four times what a checkpoint names whoever asks."""

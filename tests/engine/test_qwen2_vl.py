@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.engine.generation import assert_same, generate, running_engine
+from tests.engine.qwen_family import QwenSecondQuestions, ThinImages
 from tests.engine.qwen_oracle import Medium, QwenOracle
 from tests.engine.qwen_requests import QUESTIONS, ask, make_video, prompt_of
 from tests.pictures import SIZES, picture_of
@@ -17,7 +18,7 @@ from tests.qwen_checkpoint import make_qwen2_vl
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_qwen2_vl(tmp_path_factory.mktemp("qwen2_vl"))
+    return make_qwen2_vl(tmp_path_factory.mktemp("qwen2_vl"), max_position_embeddings=512)
 
 
 @pytest.fixture(scope="module")
@@ -29,9 +30,10 @@ def oracle(folder: Path) -> QwenOracle:
 def llm(folder: Path) -> Iterator[Any]:
     with running_engine(
         folder,
+        max_model_len=512,
         max_num_batched_tokens=40,
         block_size=32,
-        limit_mm_per_prompt={"image": 4, "video": 2},
+        limit_mm_per_prompt={"image": 12, "video": 2},
     ) as engine:
         yield engine
 
@@ -45,3 +47,7 @@ def test_pruned_answers_equal_hugging_face(llm: Any, oracle: QwenOracle, retenti
     for contents, answer in zip(prompts, answers, strict=True):
         media = [Medium(content, question, retention) for content in contents]
         assert_same(answer, oracle.generate(prompt_of(question, *contents), media))
+
+
+class TestWhatQwensShare(QwenSecondQuestions, ThinImages):
+    """The decoder's table is four times what a checkpoint names whoever asks."""

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from msdg_vllm.core.errors import RequestError
-from tests.engine.generation import assert_same, generate, running_engine
+from tests.engine.generation import generate, running_engine
 from tests.engine.method_oracle import REFERENCED
-from tests.engine.qwen_family import OPTIONS, QwenFamily, expected
+from tests.engine.qwen_family import OPTIONS, QwenFamily, ThinImages
 from tests.engine.qwen_oracle import QwenOracle
 from tests.engine.qwen_requests import QUESTIONS, ask
-from tests.pictures import make_picture, picture_of
+from tests.pictures import picture_of
 from tests.qwen_checkpoint import make_qwen3_vl
 
 
@@ -34,28 +34,11 @@ def llm(folder: Path) -> Iterator[Any]:
         yield engine
 
 
-class TestQwen3VL(QwenFamily):
+class TestQwen3VL(QwenFamily, ThinImages):
     methods = tuple(
         name for name in REFERENCED if name not in ("cls_attention", "visionzip", "pool")
     )
     method_wishes = (0.1, 11)
-
-
-def test_thin_images_beyond_the_trained_positions_equal_hugging_face(
-    llm: Any, oracle: QwenOracle
-) -> None:
-    # 9 x 150 positions in a few tokens; the checkpoint names 512, the table has four times that.
-    contents = [make_picture(4800, 32, seed) for seed in range(9)]
-    (answer,) = generate(llm, [ask(QUESTIONS[0], *contents, retention=0.01)])
-    assert len(answer.prompt_token_ids) < 60
-    assert_same(answer, expected(oracle, QUESTIONS[0], contents, retention=0.01))
-
-
-def test_images_that_reach_beyond_the_table_are_refused_and_the_engine_lives(llm: Any) -> None:
-    contents = [make_picture(4800, 32, seed) for seed in range(12)]
-    with pytest.raises(RequestError, match=r"reach 2288 .*up to 2048\. Send fewer"):
-        generate(llm, [ask(QUESTIONS[0], *contents, retention=0.01)])
-    generate(llm, [ask(QUESTIONS[0], contents[0], retention=0.01)], max_tokens=1)
 
 
 def test_a_method_that_merges_is_refused_where_tokens_carry_levels(llm: Any) -> None:
