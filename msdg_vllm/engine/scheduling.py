@@ -13,7 +13,7 @@ from itertools import islice
 from weakref import WeakKeyDictionary
 
 import torch
-from vllm.multimodal.inputs import MultiModalFeatureSpec
+from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
 from vllm.multimodal.utils import get_mm_features_in_window
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request
@@ -116,8 +116,10 @@ def _costs(
     cache = scheduler.encoder_cache_manager
     for index in range(*get_mm_features_in_window(request.mm_features, start=start, end=end)):
         feature = request.mm_features[index]
-        if feature.identifier in seen or (
-            cache.get_cached_num_encoder_embeds(request, index) is not None
+        if (
+            feature.identifier in seen
+            or cache.get_cached_num_encoder_embeds(request, index) is not None
+            or not _has_embeds(feature.mm_position, start, end)
         ):
             continue
         seen.add(feature.identifier)
@@ -130,6 +132,18 @@ def _costs(
         if total > limit:
             break  # no step gets further than this
     return costs, pruned
+
+
+def _has_embeds(position: PlaceholderRange, start: int, end: int) -> bool:
+    """Whether a window has more of an item than the text around its tokens.
+
+    vLLM does not encode an item for its text; one that was charged all the same would keep the
+    next item waiting for ever, if a step can pay for one of them only.
+    """
+    first, last = position.get_embeds_indices_in_range(
+        max(0, start - position.offset), min(position.length, end - position.offset)
+    )
+    return bool(last > first)
 
 
 def _num_tokens_before_pruning(feature: MultiModalFeatureSpec) -> int | None:

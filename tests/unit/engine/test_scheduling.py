@@ -65,16 +65,22 @@ def scheduler(config: VllmConfig) -> Scheduler:
     )
 
 
-def request_of(num_images: int, spec: PruningSpec = PRUNED, name: str | None = None) -> Request:
-    """A prompt of images alone, each of other content."""
-    length = spec.budget or NUM_TOKENS
+def request_of(
+    num_images: int, spec: PruningSpec = PRUNED, name: str | None = None, *, around: int = 0
+) -> Request:
+    """A prompt of images alone, each of other content, with some text on both sides."""
+    is_embed = torch.ones((spec.budget or NUM_TOKENS) + 2 * around, dtype=torch.bool)
+    is_embed[:around] = is_embed[len(is_embed) - around :] = False
+    length = len(is_embed)
     field = MultiModalFieldElem(data=spec.to_tensor(), field=MultiModalBatchedField())
     features = [
         MultiModalFeatureSpec(
             data=MultiModalKwargsItem({field_name("image"): field}),
             modality="image",
             identifier=f"{next(_numbers)}",
-            mm_position=PlaceholderRange(offset=index * length, length=length),
+            mm_position=PlaceholderRange(
+                offset=index * length, length=length, is_embed=is_embed if around else None
+            ),
         )
         for index in range(num_images)
     ]
@@ -209,3 +215,17 @@ def test_a_traced_request_is_told_that_it_was_to_be_encoded(
     list(steps_of(scheduler))
     told = {ENCODED: ""} if endpoint else {}
     assert request.trace_headers == {"traceparent": "its own", **told}
+
+
+@pytest.mark.parametrize("start", [0, 5, 6, 7, 8])
+def test_the_text_behind_an_image_costs_nothing(scheduler: Scheduler, start: int) -> None:
+    """A prefix hit may end there: the first image is not encoded, and the second must be."""
+    limit = scheduler.max_num_encoder_input_tokens
+    request = request_of(2, PruningSpec(budget=4, num_tokens=limit), around=2)
+    items, num_tokens, left, *_ = scheduler._try_schedule_encoder_inputs(
+        request, start, 16 - start, limit
+    )
+    in_first = start < 6
+    assert items == [0 if in_first else 1]
+    assert num_tokens == (8 if in_first else 16) - start
+    assert left == 0
