@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -17,10 +18,14 @@ QUESTIONS = (
 )
 
 
+ENCODED = 'msdg_encoder_images_total{model_name="tiny-llava"}'
+
+
 def converse(server: Server, mode: str, seed: int) -> list[dict[str, Any]]:
-    """Ask three questions about one picture; returns the answers."""
+    """Ask three questions about one picture, which the encoder sees once; returns the answers."""
     messages: list[dict[str, Any]] = []
     answers = []
+    counts = [server.metrics().get(ENCODED, 0)]
     for number, question in enumerate(QUESTIONS):
         parts = [image_part(picture_of("square", seed))] if number == 0 else []
         messages.append(user(question, *parts))
@@ -29,6 +34,8 @@ def converse(server: Server, mode: str, seed: int) -> list[dict[str, Any]]:
         answers.append(answer)
         content = answer["choices"][0]["message"]["content"]
         messages.append({"role": "assistant", "content": content})
+        counts.append(server.metrics()[ENCODED])
+    assert [after - before for before, after in pairwise(counts)] == [1, 0, 0]
     return answers
 
 
@@ -59,5 +66,4 @@ def test_two_questions_about_a_picture_share_an_encoding(server: Server, mode: s
     for question in QUESTIONS[:2]:
         body = chat_body(user(question, picture), retention=0.333, pruning={"query_mode": mode})
         assert server.post("/v1/chat/completions", body).status_code == 200
-    name = 'msdg_encoder_images_total{model_name="tiny-llava"}'
-    assert server.metrics()[name] - before.get(name, 0) == 1
+    assert server.metrics()[ENCODED] - before.get(ENCODED, 0) == 1
