@@ -19,10 +19,19 @@ class PeakMemory(TorchDispatchMode):
     def __init__(self, *inputs: object) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.peak = 0
-        self._inputs = {_storage(tensor).cdata for tensor in _tensors(inputs)}
+        # References, so that no new tensor gets the address of an input.
+        self._inputs: dict[int, StorageWeakRef] = {}
         self._alive: dict[int, tuple[StorageWeakRef, int]] = {}
+        self._note_inputs(inputs)
+
+    def _note_inputs(self, tree: object) -> None:
+        """Note the tensors that were not made inside the block."""
+        for storage in map(_storage, _tensors(tree)):
+            if storage.cdata not in self._alive:
+                self._inputs[storage.cdata] = storage
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self._note_inputs((args, kwargs))
         result = func(*args, **(kwargs or {}))
         self._alive = {key: held for key, held in self._alive.items() if not held[0].expired()}
         for tensor in _tensors(result):
