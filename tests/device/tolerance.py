@@ -3,8 +3,8 @@
     python -m tests.device.tolerance
 
 A tiny LLaVA of Hugging Face's on this CPU, the same tokens of an image kept in all runs: in
-float32; with the operands of attention, or of all products, rounded as a GPU's TF32 units do; in
-bfloat16.
+float32; in float64, which shows what rounding does to float32; with the operands of attention, or
+of all products, rounded as a GPU's TF32 units do; in bfloat16.
 """
 
 import sys
@@ -76,14 +76,14 @@ def main() -> int:
         for budget in BUDGETS
     ]
     exact = [first_step(oracle, *case) for case in cases]
-    runs: dict[str, AbstractContextManager[object]] = {
-        "TF32 in attention": RoundedToTF32(ATTENTION),
-        "TF32 in all products": RoundedToTF32(PRODUCTS),
-        "bfloat16": nullcontext(),
+    runs: dict[str, tuple[torch.dtype, AbstractContextManager[object]]] = {
+        "float64": (torch.float64, nullcontext()),
+        "TF32 in attention": (torch.float32, RoundedToTF32(ATTENTION)),
+        "TF32 in all products": (torch.float32, RoundedToTF32(PRODUCTS)),
+        "bfloat16": (torch.bfloat16, nullcontext()),
     }
-    for name, mode in runs.items():
-        if name == "bfloat16":
-            oracle.model.to(torch.bfloat16)
+    for name, (dtype, mode) in runs.items():
+        oracle.model.to(dtype)
         with mode:
             others = [first_step(oracle, *case) for case in cases]
         differences = [

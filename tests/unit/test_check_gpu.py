@@ -61,12 +61,12 @@ def test_the_report_names_what_failed_and_what_was_not_run() -> None:
         Outcome(python(""), SKIPPED, "needs 1 GPU"),
         Outcome(replace(python(""), name="llava"), FAILED, "1 failed | 2 passed", 6.0, "the end"),
     ]
-    page = report(BARE, outcomes, "0.01")
+    page = report(BARE, outcomes, "0.001")
     assert "nothing below ran on a GPU" in page
     assert "## Not run\n\n- some: needs 1 GPU\n" in page
     assert "| llava | something | failed | 0.1 | 1 failed / 2 passed |" in page
     assert "## llava\n\n```\nthe end\n```" in page
-    assert "0.01" in report(replace(BARE, gpus=("A100",)), outcomes, "0.01")
+    assert "0.001" in report(replace(BARE, gpus=("A100",)), outcomes, "0.001")
 
 
 def test_single_tests_that_were_skipped_and_waits_are_listed() -> None:
@@ -81,7 +81,7 @@ an engine's last word
     done = python(f"print({output!r})")
     outcome = command.run(done, BARE)
     assert outcome.summary == "1 passed, 2 skipped in 0.1s"
-    page = report(replace(BARE, gpus=("A100",)), [outcome], "0.01")
+    page = report(replace(BARE, gpus=("A100",)), [outcome], "0.001")
     assert "## Not run\n\n- in some: [2] tests/engine/test_lora.py:8: needs a GPU\n" in page
     assert "- /lib/msdg_vllm/some.py:12: 2\n- /lib/vllm/other.py:7: 1\n" in page
 
