@@ -213,6 +213,8 @@ def make_kimi_vl(folder: Path, *, seed: int = 0) -> Path:
             "patch_size": PATCH_SIZE,
             "merge_kernel_size": [2, 2],
             "in_token_limit": MAX_PATCHES,
+            "image_mean": [0.5, 0.5, 0.5],
+            "image_std": [0.5, 0.5, 0.5],
         },
     )
     return folder

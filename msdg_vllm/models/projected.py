@@ -104,6 +104,10 @@ class ProjectedModel(PruningModel):
         side = math.isqrt(num_tokens)
         return (side, side) if side * side == num_tokens else (1, num_tokens)
 
+    def pixels_of(self, kwargs: Mapping[str, Any], index: int) -> Any:
+        """What the encoder saw of an item, as `EncodedImage.pixels` has it; None: nobody knows."""
+        return None
+
     def encode_items(
         self, kwargs: Mapping[str, Any], modality: str, needs: Needs
     ) -> Iterator[list[EncodedImage]]:
@@ -114,4 +118,5 @@ class ProjectedModel(PruningModel):
         self, kwargs: Mapping[str, Any], modality: str, index: int, rows: torch.Tensor
     ) -> EncodedImage:
         grid = self.grid_of(kwargs, index, rows.shape[1])
-        return EncodedImage(Signals(), rows, TileLayout.of_one_tile((grid,)), rows=rows)
+        layout = TileLayout.of_one_tile((grid,))
+        return EncodedImage(Signals(), rows, layout, self.pixels_of(kwargs, index), rows=rows)

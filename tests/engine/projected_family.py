@@ -6,20 +6,29 @@ A test module adds `llm`, `oracle`, `folder` and the texts of a prompt.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from msdg_vllm.core.errors import RequestError
+from msdg_vllm.request import PruningRequest
 from tests.engine.generation import (
     Request,
     assert_same,
     generate,
+    image_hashes,
     processor_kwargs,
+    stock_answers,
 )
-from tests.engine.projected_oracle import ProjectedOracle
+from tests.engine.probes import explained
+from tests.engine.projected_oracle import READ_ROWS_ALONE, ProjectedOracle
 from tests.engine.qwen_probes import encoder_graph_modalities
 from tests.engine.qwen_requests import forget
+from tests.engine.second_question import assert_encoded_once
 from tests.pictures import SIZES, picture_of
 
 QUESTION = "Is there a blue circle in the picture?"
@@ -43,13 +52,19 @@ class ProjectedFamily:
     around: tuple[str, str]
     """What the model reads before and behind the rows of an image."""
 
+    served_whole: tuple[str, ...] = tuple(SIZES)
+    """Sizes of images that stock vLLM takes with these options."""
+
+    method_wishes = (0.1, 4)
+    """A retention and a picture with which no method has a decision that is too close."""
+
     def prompt(self, num_images: int) -> str:
         return f"user: {self.placeholder * num_images} {QUESTION} assistant:"
 
     def ask(self, *pictures: Any, **wishes: Any) -> Request:
         """A question about images; the query is named, so that no template has to be read."""
         if wishes:
-            wishes["query"] = QUESTION
+            wishes.setdefault("query", QUESTION)
         return {
             "prompt": self.prompt(len(pictures)),
             "multi_modal_data": {"image": list(pictures)},
@@ -70,6 +85,16 @@ class ProjectedFamily:
         answers = generate(llm, [self.ask(*own, retention=retention) for own in requests])
         for own, answer in zip(requests, answers, strict=True):
             expected = oracle.generate(self.texts(len(own)), own, QUESTION, retention)
+            assert_same(answer, expected)
+
+    def test_every_method_equals_its_reference(self, llm: Any, oracle: ProjectedOracle) -> None:
+        retention, seed = self.method_wishes
+        picture = picture_of("wide", seed)
+        answers = generate(
+            llm, [self.ask(picture, retention=retention, method=name) for name in READ_ROWS_ALONE]
+        )
+        for method, answer in zip(READ_ROWS_ALONE, answers, strict=True):
+            expected = oracle.generate(self.texts(1), [picture], QUESTION, retention, method)
             assert_same(answer, expected)
 
     def test_comparison_notices_one_wrong_row(
@@ -128,3 +153,42 @@ class ProjectedFamily:
 
     def test_encoder_cuda_graphs_stay_off(self, llm: Any) -> None:
         assert llm.apply_model(encoder_graph_modalities) == [[]]
+
+    def test_unpruned_is_stock_vllm_to_the_bit(self, llm: Any, folder: Path) -> None:
+        pictures = [picture_of(kind, 50) for kind in self.served_whole]
+        plain = [self.ask(picture) for picture in pictures]
+        answers, hashes = stock_answers(folder, plain, **{**self.options, "max_num_seqs": 1})
+        forget(llm)
+        requests = [self.ask(picture, retention=1.0) for picture in pictures]
+        assert [image_hashes(llm, request) for request in requests] == hashes
+        assert [generate(llm, [request])[0] for request in requests] == answers
+
+    def test_a_second_question_needs_no_encoder(self, llm: Any) -> None:
+        pictures = [picture_of("wide", 21), picture_of("tall", 22)]
+        seconds = [
+            self.ask(*pictures[::-1], retention=0.1, method="cdpruner", query="Read the sign."),
+            self.ask(pictures[1], retention=0.05),
+        ]
+        assert_encoded_once(llm, self.ask(*pictures, retention=0.2), seconds)
+
+    def test_an_explanation_shows_the_grid_of_tokens_and_the_picture(
+        self, llm: Any, oracle: ProjectedOracle
+    ) -> None:
+        pictures = [picture_of("tall", 4), picture_of("wide", 5)]
+        wishes = PruningRequest(retention=0.2, explanation=4711)
+        request = {**self.ask(*pictures), "mm_processor_kwargs": {"pruning": wishes}}
+        generate(llm, [request], max_tokens=1)
+        (tiles,) = llm.apply_model(partial(explained, key=4711))
+        for picture, tile in zip(pictures, tiles, strict=True):
+            rows, columns, _ = oracle.grid_of(picture).shape
+            assert tuple(tile["grid"]) == (rows, columns)
+            assert len(tile["kept"]) == int(rows * columns * 0.2 + 0.5)
+            seen = tile["picture"]
+            size = seen["width"], seen["height"]
+            shown = np.frombuffer(seen["pixels"], np.uint8).reshape(*size[::-1], 3).astype(float)
+            # Its gradient from left to right and its shapes; not the noise, which is scaled away.
+            upright, turned = (
+                np.abs(np.asarray(one.resize(size), dtype=float) - shown).mean()
+                for one in (picture, picture.transpose(Image.Transpose.ROTATE_180))
+            )
+            assert upright < turned / 2

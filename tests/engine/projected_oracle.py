@@ -10,23 +10,36 @@ from PIL import Image
 
 from tests.engine.generation import Generated
 from tests.engine.language_oracle import answer
-from tests.engine.method_oracle import TowerView, choose
+from tests.engine.method_oracle import TowerView, choose, merged_rows
+from tests.method_references.drawn import random_reference
+
+READ_ROWS_ALONE = (
+    "divprune",
+    "prunesid",
+    "cdpruner",
+    "dart0",
+    "cen_divprune",
+    "cen_cdpruner",
+    "pool",
+    "random",
+)
+"""Methods that read no states."""
 
 
 class ProjectedOracle:
     """The same weights as the engine's, none of its code.
 
-    `rows_of` gives the projected tokens of an image, `(N, D)`.
+    `grid_of` gives the projected tokens of an image, `(rows, columns, D)`.
     """
 
     def __init__(
         self,
-        rows_of: Callable[[Image.Image], torch.Tensor],
+        grid_of: Callable[[Image.Image], torch.Tensor],
         tokenizer: Any,
         language_model: Any,
         lm_head: Any,
     ) -> None:
-        self.rows_of = rows_of
+        self.grid_of = torch.no_grad()(grid_of)
         self.tokenizer = tokenizer
         self.language_model = language_model
         self.lm_head = lm_head
@@ -34,13 +47,17 @@ class ProjectedOracle:
     @torch.no_grad()
     def keep(self, image: Image.Image, query: str, retention: float, method: str) -> torch.Tensor:
         """The kept rows of an image."""
-        rows = self.rows_of(image)
+        grid = self.grid_of(image)
+        rows = grid.flatten(0, 1)
         ids = sorted(set(self.tokenizer.encode(query, add_special_tokens=False)))
         embedded = self.language_model.get_input_embeddings()(torch.tensor(ids))
-        view = TowerView({}, rows, embedded, last=0, middle=0, grid_width=1)
-        no_profile: Any = None
         budget = max(1, int(len(rows) * retention + 0.5))
-        return rows[choose(method, view, no_profile, budget).keep]
+        if method == "random":
+            return rows[random_reference(image, len(rows), budget)]
+        view = TowerView({}, rows, embedded, last=0, middle=0, grid_width=grid.shape[1])
+        no_profile: Any = None
+        choice = choose(method, view, no_profile, budget)
+        return merged_rows(choice, rows) if choice.rows else rows[choice.keep]
 
     def generate(
         self,

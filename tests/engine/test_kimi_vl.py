@@ -40,14 +40,15 @@ def oracle(folder: Path) -> ProjectedOracle:
         folder / "language_model", dtype=torch.float32
     ).eval()
 
-    def rows_of(image: Image.Image) -> torch.Tensor:
+    def grid_of(image: Image.Image) -> torch.Tensor:
         inputs = processor.image_processor.preprocess(image)
         grid = torch.cat([torch.ones(1, 1, dtype=torch.int64), inputs["image_grid_hws"]], dim=1)
         merged = tower(inputs["pixel_values"], grid_thw=grid).pooler_output
-        return torch.as_tensor(projector(merged)).flatten(0, 1)
+        _, height, width = grid[0].tolist()
+        return torch.as_tensor(projector(merged)).reshape(height // 2, width // 2, -1)
 
     return ProjectedOracle(
-        rows_of, processor.tokenizer, language_model.model, language_model.lm_head
+        grid_of, processor.tokenizer, language_model.model, language_model.lm_head
     )
 
 
@@ -64,3 +65,5 @@ class TestKimiVL(ProjectedFamily):
     options = KIMI_OPTIONS
     placeholder = PLACEHOLDER
     around = ("", "")
+    # Rounding up gives the huge one more tokens than vLLM plans for, and it refuses that.
+    served_whole = ("square", "wide", "tall", "tiny")
