@@ -19,14 +19,17 @@ from tests.engine.generation import (
     running_engine,
     stock_answers,
 )
+from tests.engine.method_oracle import REFERENCED
 from tests.engine.qwen_family import BLOCK_SIZE, ERRORS
 from tests.engine.qwen_oracle import Medium, QwenOracle
 from tests.engine.qwen_probes import encoder_graph_modalities
 from tests.engine.qwen_requests import QUESTIONS, forget, make_video, video_metadata
+from tests.engine.second_question import assert_encoded_once
 from tests.glm_checkpoint import make_glm4v
 from tests.pictures import SIZES, picture_of
 
 QUESTION = QUESTIONS[0]
+REFUSED = ("cls_attention",)  # its tower has no class token
 OPTIONS = {
     "max_model_len": 1024,
     "max_num_batched_tokens": 40,
@@ -44,7 +47,7 @@ def prompt_of(num_images: int) -> str:
 def ask(*pictures: Any, **wishes: Any) -> Request:
     """A question about images; the query is named, so that no template has to be read."""
     if wishes:
-        wishes["query"] = QUESTION
+        wishes.setdefault("query", QUESTION)
     return {
         "prompt": prompt_of(len(pictures)),
         "multi_modal_data": {"image": list(pictures)},
@@ -73,16 +76,20 @@ def llm(folder: Path) -> Iterator[Any]:
         yield engine
 
 
-@pytest.mark.parametrize("method", ["msdg", "divprune"])
 @pytest.mark.parametrize("retention", [0.05, 0.4])
-def test_pruned_images_equal_hugging_face(
-    llm: Any, oracle: QwenOracle, retention: float, method: str
-) -> None:
+def test_pruned_images_equal_hugging_face(llm: Any, oracle: QwenOracle, retention: float) -> None:
     pictures = [picture_of(kind, seed) for seed, kind in enumerate(SIZES)]
     requests = [[picture] for picture in pictures] + [pictures[1:3]]
-    answers = generate(llm, [ask(*own, retention=retention, method=method) for own in requests])
+    answers = generate(llm, [ask(*own, retention=retention) for own in requests])
     for own, answer in zip(requests, answers, strict=True):
-        assert_same(answer, expected(oracle, own, retention=retention, method=method))
+        assert_same(answer, expected(oracle, own, retention=retention))
+
+
+def test_every_method_equals_its_reference(llm: Any, oracle: QwenOracle) -> None:
+    picture, methods = picture_of("wide", 4), [name for name in REFERENCED if name not in REFUSED]
+    answers = generate(llm, [ask(picture, retention=0.1, method=name) for name in methods])
+    for method, answer in zip(methods, answers, strict=True):
+        assert_same(answer, expected(oracle, [picture], retention=0.1, method=method))
 
 
 def test_comparison_notices_an_error_of_one(llm: Any, oracle: QwenOracle) -> None:
@@ -127,16 +134,18 @@ def test_mixed_batch_equals_its_requests_one_by_one(llm: Any) -> None:
         assert_same(alone, answer)
 
 
-def test_a_video_is_served_whole_and_refused_when_it_should_be_pruned(llm: Any) -> None:
+def ask_about_video(**wishes: Any) -> Request:
     video = make_video(4, 3)
-    request = {
+    return {
         "prompt": f"<|user|>\n<|begin_of_video|><|video|><|end_of_video|>{QUESTION}<|assistant|>\n",
         "multi_modal_data": {"video": [(video, video_metadata(video))]},
+        "mm_processor_kwargs": wishes,
     }
-    (answer,) = generate(llm, [request], max_tokens=1)
-    assert len(answer.prompt_token_ids) > 60
+
+
+def test_a_video_is_refused_when_it_should_be_pruned(llm: Any) -> None:
     with pytest.raises(RequestError, match=r"retention 0\.2 cannot be applied to video 0"):
-        generate(llm, [{**request, "mm_processor_kwargs": {"retention": 0.2}}])
+        generate(llm, [ask_about_video(retention=0.2)])
 
 
 def test_encoder_cuda_graphs_stay_off(llm: Any) -> None:
@@ -145,9 +154,18 @@ def test_encoder_cuda_graphs_stay_off(llm: Any) -> None:
 
 def test_unpruned_is_stock_vllm_to_the_bit(llm: Any, folder: Path) -> None:
     pictures = [picture_of(kind, 50) for kind in SIZES]
-    plain = [ask(picture) for picture in pictures]
+    plain = [*map(ask, pictures), ask_about_video()]
     answers, hashes = stock_answers(folder, plain, **{**OPTIONS, "max_num_seqs": 1})
     forget(llm)
-    requests = [ask(picture, retention=1.0) for picture in pictures]
+    requests = [*(ask(picture, retention=1.0) for picture in pictures), ask_about_video()]
     assert [image_hashes(llm, request) for request in requests] == hashes
     assert [generate(llm, [request])[0] for request in requests] == answers
+
+
+def test_a_second_question_needs_no_encoder(llm: Any) -> None:
+    pictures = [picture_of("wide", 21), picture_of("tall", 22)]
+    seconds = [
+        ask(*pictures[::-1], retention=0.4, query=QUESTIONS[1]),
+        ask(pictures[1], retention=0.1, method="divprune"),
+    ]
+    assert_encoded_once(llm, ask(*pictures, retention=0.05), seconds)
