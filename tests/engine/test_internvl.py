@@ -134,24 +134,26 @@ def test_mixed_batch_equals_its_requests_one_by_one(llm: Any) -> None:
         assert_same(alone, answer)
 
 
-def test_a_video_is_served_whole_and_refused_when_it_should_be_pruned(llm: Any) -> None:
+def ask_about_video(**wishes: Any) -> Request:
     video = np.stack([np.asarray(picture_of("square", seed)) for seed in range(2)])
-    request = {
+    return {
         "prompt": f"<s>user\n<video>\n{QUESTION}</s>assistant\n",
         "multi_modal_data": {"video": [video]},
+        "mm_processor_kwargs": wishes,
     }
-    (answer,) = generate(llm, [request], max_tokens=1)
-    assert len(answer.prompt_token_ids) > 2 * TOKENS_PER_TILE
+
+
+def test_a_video_is_refused_when_it_should_be_pruned(llm: Any) -> None:
     with pytest.raises(RequestError, match=r"retention 0\.2 cannot be applied to video 0.*image"):
-        generate(llm, [{**request, "mm_processor_kwargs": {"retention": 0.2}}])
+        generate(llm, [ask_about_video(retention=0.2)])
 
 
 def test_unpruned_is_stock_vllm_to_the_bit(llm: Any, folder: Path) -> None:
     pictures = [picture_of(kind, 50) for kind in SIZES]
-    plain = [ask(picture) for picture in pictures]
+    plain = [*map(ask, pictures), ask_about_video()]
     expected, hashes = stock_answers(folder, plain, **{**OPTIONS, "max_num_seqs": 1})
     forget(llm)
-    requests = [ask(picture, retention=1.0) for picture in pictures]
+    requests = [*(ask(picture, retention=1.0) for picture in pictures), ask_about_video()]
     assert [image_hashes(llm, request) for request in requests] == hashes
     assert [generate(llm, [request])[0] for request in requests] == expected
 
