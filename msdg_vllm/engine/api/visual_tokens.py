@@ -36,7 +36,8 @@ class VisualTokens:
             if modality not in specs:
                 continue
             for placeholder, spec in zip(placeholders, specs[modality], strict=True):
-                num_kept = placeholder.get_num_embeds()
+                # The placeholders of a pruned video may stand for its timestamps too.
+                num_kept = spec.budget or placeholder.get_num_embeds()
                 kept += num_kept
                 total += (spec.scaled_from or spec.num_tokens) if spec.budget else num_kept
                 items += 1
