@@ -40,7 +40,7 @@ def register() -> None:
     from vllm.model_executor.models.registry import ModelRegistry
     from vllm.renderers.registry import RENDERER_REGISTRY
 
-    from msdg_vllm.engine import scheduling
+    from msdg_vllm.engine import scheduling, tracing
     from msdg_vllm.engine.api import batch, pixels
     from msdg_vllm.engine.parent import die_with_parent
     from msdg_vllm.engine.worker import rpc
@@ -54,6 +54,7 @@ def register() -> None:
     register_configs()
     rpc.install()
     scheduling.install()
+    tracing.install_in_scheduler()
     batch.install()
     pixels.install()
     # Not `register()`: it warns about every mode that exists already.

@@ -57,7 +57,11 @@ TABLE = """\
 | `v1.engine.input_processor:InputProcessor.process_inputs(self, request_id, prompt, ...)` | wrap | `engine/api/outputs.py` | remembers what was kept of a request |
 | `v1.engine.output_processor:RequestState._new_request_output(self, external_req_id, ...)` | wrap | `engine/api/outputs.py` | outputs carry the counts, also offline |
 | `v1.engine.output_processor:OutputProcessor.do_tracing(self, engine_core_output, ...)` | wrap | `engine/api/outputs.py` | it makes a request's span by `instrument_manual`, which adds our attributes |
-| `v1.request:Request.trace_headers` | extend | `engine/scheduling.py` | they return with the outputs, and tell a span that an image was to be encoded |
+| `v1.request:Request.trace_headers` | extend | `engine/tracing.py` | they return with the outputs, and tell a span what was done |
+| `v1.core.sched.scheduler:Scheduler.update_from_output(self, scheduler_output, model_runner_output)` | wrap | `engine/tracing.py` | traced requests are told what workers did for them |
+| `v1.worker.gpu_worker:Worker.execute_model(self, scheduler_output)` | wrap | `engine/tracing.py` | what a step selected leaves with its output |
+| `v1.worker.gpu_worker:Worker.sample_tokens(self, grammar_output)` | wrap | `engine/tracing.py` | the same |
+| `v1.outputs:AsyncModelRunnerOutput.get_output(self)` | wrap | `engine/tracing.py` | by then the device has passed the step |
 | `entrypoints.launchers.api_server.app_state:init_app_state(engine_client, state, ...)` | wrap | `engine/api/batch.py` | `run_batch` loads no endpoint plugins; ours is handed to it |
 | `v1.core.sched.scheduler:Scheduler._try_schedule_encoder_inputs(self, request, num_computed_tokens, num_new_tokens, encoder_compute_budget, shift_computed_tokens)` | wrap | `engine/scheduling.py` | a step is charged with what the encoder computes |
 | `v1.core.sched.scheduler:Scheduler.encoder_cache_manager` | read | `engine/scheduling.py` | what the encoder need not run on |

@@ -12,13 +12,12 @@ from functools import wraps
 from itertools import islice
 from weakref import WeakKeyDictionary
 
-import torch
 from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
 from vllm.multimodal.utils import get_mm_features_in_window
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request
 
-from msdg_vllm.engine.spec import ENCODED, PruningSpec, field_name
+from msdg_vllm.engine.spec import PruningSpec, row_of
 
 Scheduled = tuple[list[int], int, int, list[int], list[int]]
 """Items to encode, tokens to compute, what is left of the encoder's step, and two more lists."""
@@ -89,8 +88,6 @@ def _charging(stock: Callable[..., Scheduled]) -> Callable[..., Scheduled]:
         items, num_new_tokens, left, *rest = scheduled
         if items:
             turns.given.add(request.request_id)
-            if self.vllm_config.observability_config.otlp_traces_endpoint is not None:
-                request.trace_headers = {**(request.trace_headers or {}), ENCODED: ""}
         elif costs:
             turns.denied[request.request_id] = next(iter(costs.values()))
         if pruned:
@@ -148,10 +145,9 @@ def _has_embeds(position: PlaceholderRange, start: int, end: int) -> bool:
 
 def _num_tokens_before_pruning(feature: MultiModalFeatureSpec) -> int | None:
     """What the encoder computes for a pruned item; None for an item that is not pruned."""
-    element = None if feature.data is None else feature.data.get(field_name(feature.modality))
-    if element is None or not isinstance(element.data, torch.Tensor):
+    if (row := row_of(feature)) is None:
         return None
-    budget, num_tokens = PruningSpec.counts_in(element.data)
+    budget, num_tokens = PruningSpec.counts_in(row)
     return num_tokens if budget else None
 
 

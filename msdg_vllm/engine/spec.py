@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
@@ -90,15 +91,19 @@ class PruningSpec:
         )
 
 
-ENCODED = "msdg-encoded"
-"""Header that the scheduler gives to a traced request whose image it has scheduled to encode."""
-
 UNPRUNED = PruningSpec(budget=0, num_tokens=0)
 
 
 def field_name(modality: str) -> str:
     """Name of the field with the specs; every item has it, so that all can share a batch."""
     return f"msdg_{modality}_spec"
+
+
+def row_of(feature: Any) -> torch.Tensor | None:
+    """The row of an item in vLLM's queue; None for an item of a model that is not ours."""
+    element = None if feature.data is None else feature.data.get(field_name(feature.modality))
+    row = None if element is None else element.data
+    return row if isinstance(row, torch.Tensor) else None
 
 
 def is_field_name(name: str) -> bool:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.pictures import picture_of
+from tests.server.collector import Collector
 from tests.server.running import MODEL, Server, chat_body, data_url, image_part, user
 
 CHAT = "/v1/chat/completions"
@@ -67,11 +68,11 @@ def test_a_streamed_message_is_counted(server: Server) -> None:
 def test_tokens_of_a_message_are_counted_as_pruned_but_not_as_served(server: Server) -> None:
     before = server.metrics().get(KEPT, 0)
     counts = []
-    for retention in (1.0, 0.111):
-        body = message_body(302, retention=retention)
+    for fields in ({}, {"retention": 0.111}, {"max_visual_tokens": 64}):
+        body = message_body(302, **fields)
         del body["max_tokens"], body["temperature"]
         counts.append(server.post("/v1/messages/count_tokens", body).json()["input_tokens"])
-    assert counts[0] - counts[1] == 576 - 64
+    assert counts[0] - counts[1] == counts[0] - counts[2] == 576 - 64
     assert server.metrics().get(KEPT, 0) == before
 
 
@@ -154,6 +155,26 @@ def test_a_prompt_too_long_by_its_images_is_told_at_which_retention_it_fits(
     above = round(fitting + 0.001, 3)
     refused = server.post(CHAT, chat_body(user(QUESTION, *images), retention=above))
     assert refused.status_code == 400
+
+
+def test_the_span_of_a_request_says_what_was_kept_and_what_workers_did_for_it(
+    server: Server, collector: Collector
+) -> None:
+    image = image_part(picture_of("square", 308))
+    # The second question finds the image in the store, the third request its tokens in a cache.
+    steps = ((QUESTION, True, True), ("Where?", False, True), ("Where?", False, False))
+    for question, ran, selected in steps:
+        answer = server.post(CHAT, chat_body(user(question, image), retention=0.111)).json()
+        span = collector.span_of(answer["id"])
+        own = {name: value for name, value in span.items() if name.startswith("msdg.")}
+        assert (own.pop("msdg.selection_seconds") > 0) is selected
+        assert own == {
+            "msdg.retention": 0.1111,
+            "msdg.method": "msdg",
+            "msdg.visual_tokens": 64,
+            "msdg.visual_tokens_total": 576,
+            "msdg.encoder_ran": ran,
+        }
 
 
 def test_a_pruned_request_leaves_a_line_in_the_log_if_asked_for(server: Server) -> None:

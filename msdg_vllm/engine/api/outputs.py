@@ -7,6 +7,7 @@ how many tokens there were before pruning.
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Mapping
 from contextvars import ContextVar
 from functools import wraps
 from typing import Any
@@ -18,12 +19,12 @@ from vllm.v1.engine.output_processor import OutputProcessor, RequestState
 
 from msdg_vllm.engine.api.pixels import PIXELS, name_pixels
 from msdg_vllm.engine.api.visual_tokens import VisualTokens
-from msdg_vllm.engine.spec import ENCODED
+from msdg_vllm.engine.tracing import attributes_in
 
 # Requests that never end as they should, such as those a client leaves, are forgotten one day.
 _MAX_REQUESTS = 10_000
 _REQUESTS: OrderedDict[str, VisualTokens] = OrderedDict()
-_encoder_scheduled: ContextVar[bool] = ContextVar("encoder_scheduled", default=False)
+_trace_headers: ContextVar[Mapping[str, str] | None] = ContextVar("trace_headers", default=None)
 
 
 def install() -> None:
@@ -33,7 +34,7 @@ def install() -> None:
     for owner, name, wrap in (
         (InputProcessor, "process_inputs", _remembering),
         (RequestState, "_new_request_output", _counting),
-        (OutputProcessor, "do_tracing", _hearing_of_encoder),
+        (OutputProcessor, "do_tracing", _hearing_of_workers),
         (output_processor, "instrument_manual", _describing),
     ):
         setattr(owner, name, wrap(getattr(owner, name)))
@@ -66,14 +67,14 @@ def _counting(new_request_output: Any) -> Any:
     return make
 
 
-def _hearing_of_encoder(do_tracing: Any) -> Any:
+def _hearing_of_workers(do_tracing: Any) -> Any:
     @wraps(do_tracing)
     def trace(self: Any, engine_core_output: Any, *args: Any, **kwargs: Any) -> None:
-        before = _encoder_scheduled.set(ENCODED in (engine_core_output.trace_headers or ()))
+        before = _trace_headers.set(engine_core_output.trace_headers)
         try:
             do_tracing(self, engine_core_output, *args, **kwargs)
         finally:
-            _encoder_scheduled.reset(before)
+            _trace_headers.reset(before)
 
     return trace
 
@@ -83,10 +84,7 @@ def _describing(instrument_manual: Any) -> Any:
     def instrument(*args: Any, attributes: dict[str, Any], **kwargs: Any) -> Any:
         request_id = attributes.get(SpanAttributes.GEN_AI_REQUEST_ID, "")
         if (tokens := _REQUESTS.get(request_id)) is not None:
-            own = {
-                **tokens.as_span_attributes(),
-                "msdg.encoder_scheduled": _encoder_scheduled.get(),
-            }
+            own = {**tokens.as_span_attributes(), **attributes_in(_trace_headers.get() or {})}
             attributes = {**attributes, **own}
         return instrument_manual(*args, attributes=attributes, **kwargs)
 

@@ -17,6 +17,7 @@ from vllm.utils.platform_utils import is_pin_memory_available
 
 from msdg_vllm.core.profiles import EncoderProfile
 from msdg_vllm.core.stream import TokenStream
+from msdg_vllm.engine import tracing
 from msdg_vllm.engine.encoder import (
     PROFILE_FILE,
     allowed_methods,
@@ -56,7 +57,8 @@ class PruningModel:
             check_config(vllm_config)
             turn_off_encoder_graphs(vllm_config)
         super().__init__(vllm_config=vllm_config, prefix=prefix)  # type: ignore[call-arg]
-        self.statistics = PruningStatistics()
+        is_traced = vllm_config.observability_config.otlp_traces_endpoint is not None
+        self.statistics = PruningStatistics(is_traced=is_traced)
         self.explanations = ExplanationStore()
         # Copies to and from pinned memory do not wait; where there is no device none are made.
         pinned = is_pin_memory_available() and not current_platform.is_cpu()
@@ -66,6 +68,8 @@ class PruningModel:
         if not can_prune:
             return
         resets.install()
+        if is_traced:
+            tracing.install_in_worker()
         settings = Settings.from_environment()
         found = profile_of(vllm_config.model_config, settings)
         check_depth(found, len(self.encoder_blocks()))
@@ -271,7 +275,8 @@ class PruningModel:
         """Exactly `spec.budget` embeddings for each who asks about an image, image by image."""
         each = [image for image, own in zip(images, asked, strict=True) for _ in own]
         specs = [spec for own in asked for spec in own]
-        with self.statistics.measure_selection(images[0].visual.device):
+        device = images[0].visual.device
+        with self.statistics.measure_selection(device, specs, encoded=encoded):
             analyzed = analyze_images(each, specs, self.encoder)
             selections = [
                 self.selections.settle(spec, selection)

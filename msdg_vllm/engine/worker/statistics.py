@@ -5,11 +5,14 @@ from __future__ import annotations
 import time
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+
+from msdg_vllm.engine.spec import PruningSpec
 
 SECONDS_BUCKETS = (
     0.00025,
@@ -30,16 +33,42 @@ SECONDS_BUCKETS = (
 _MAX_PENDING = 1024
 
 
+@dataclass(slots=True)
+class SelectionRun:
+    """One selection, from all images of a batch.
+
+    Attributes:
+        specs: Of these images.
+        encoded: Whether the encoder ran for them.
+        seconds: What it took; None while the device has not passed the events around it.
+        events: Those events; None when the time is known.
+    """
+
+    specs: frozenset[PruningSpec]
+    encoded: bool
+    seconds: float | None = None
+    events: tuple[torch.Event, torch.Event] | None = field(default=None, compare=False)
+
+    def settle(self) -> bool:
+        """Say whether the time is known, without waiting for it."""
+        if self.events is not None and self.events[1].query():
+            first, last = self.events
+            self.seconds, self.events = first.elapsed_time(last) / 1000, None
+        return self.events is None
+
+
 class PruningStatistics:
     """Counters that only grow, and a histogram of seconds; reading them waits for nothing."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_traced: bool = False) -> None:
+        self.is_traced = is_traced
+        self._runs: list[SelectionRun] = []
         self.encoder_runs = 0
         self.encoder_images = 0
         self._seconds_sum = 0.0
         self._bucket_counts = [0] * (len(SECONDS_BUCKETS) + 1)
-        # Pairs of device events whose times are not known yet, oldest first.
-        self._pending: deque[tuple[torch.Event, torch.Event]] = deque(maxlen=_MAX_PENDING)
+        # Runs whose times are not known yet, oldest first.
+        self._pending: deque[SelectionRun] = deque(maxlen=_MAX_PENDING)
 
     def count_encoder_run(self, num_images: int) -> None:
         """Count one run of the vision encoder on images that will be pruned."""
@@ -47,19 +76,30 @@ class PruningStatistics:
         self.encoder_images += num_images
 
     @contextmanager
-    def measure_selection(self, device: torch.device) -> Iterator[None]:
+    def measure_selection(
+        self, device: torch.device, specs: Iterable[PruningSpec], *, encoded: bool
+    ) -> Iterator[None]:
         """Measure the work that is queued on `device` inside, without waiting for it."""
+        run = SelectionRun(frozenset(specs), encoded)
         if device.type == "cpu":
             start = time.perf_counter()
             yield
-            self._observe(time.perf_counter() - start)
-            return
-        first, last = (torch.Event(device, enable_timing=True) for _ in range(2))
-        first.record()
-        yield
-        last.record()
-        self._pending.append((first, last))
+            run.seconds = time.perf_counter() - start
+        else:
+            first, last = (torch.Event(device, enable_timing=True) for _ in range(2))
+            first.record()
+            yield
+            last.record()
+            run.events = first, last
+        if self.is_traced:
+            self._runs.append(run)
+        self._pending.append(run)
         self._collect()
+
+    def take_runs(self) -> list[SelectionRun]:
+        """Return the runs since the last call, if requests are traced."""
+        runs, self._runs = self._runs, []
+        return runs
 
     def snapshot(self) -> dict[str, Any]:
         """Return the counters as plain values that can cross processes."""
@@ -72,10 +112,9 @@ class PruningStatistics:
         }
 
     def _collect(self) -> None:
-        """Take the times of the events that the device has passed."""
-        while self._pending and self._pending[0][1].query():
-            first, last = self._pending.popleft()
-            self._observe(first.elapsed_time(last) / 1000)
+        """Take the times of the runs that the device has passed."""
+        while self._pending and self._pending[0].settle():
+            self._observe(self._pending.popleft().seconds or 0.0)
 
     def _observe(self, seconds: float) -> None:
         self._seconds_sum += seconds

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -26,7 +28,9 @@ from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request
 
 import msdg_vllm
-from msdg_vllm.engine.spec import ENCODED, UNPRUNED, PruningSpec, field_name
+from msdg_vllm.engine.spec import UNPRUNED, PruningSpec, field_name
+from msdg_vllm.engine.tracing import attributes_in
+from msdg_vllm.engine.worker.statistics import SelectionRun
 from tests.checkpoints import make_llava
 
 NUM_TOKENS = 576
@@ -93,7 +97,7 @@ def request_of(
     )
 
 
-def steps_of(scheduler: Scheduler) -> Iterator[SchedulerOutput]:
+def steps_of(scheduler: Scheduler, *runs: SelectionRun) -> Iterator[SchedulerOutput]:
     """Step until nothing is left; every request ends with one token."""
     for _ in range(1000):
         output = scheduler.schedule()
@@ -105,14 +109,13 @@ def steps_of(scheduler: Scheduler) -> Iterator[SchedulerOutput]:
             else []
             for id_ in ids
         ]
-        scheduler.update_from_output(
-            output,
-            ModelRunnerOutput(
-                req_ids=ids,
-                req_id_to_index={id_: index for index, id_ in enumerate(ids)},
-                sampled_token_ids=done,
-            ),
+        made: Any = ModelRunnerOutput(
+            req_ids=ids,
+            req_id_to_index={id_: index for index, id_ in enumerate(ids)},
+            sampled_token_ids=done,
         )
+        made.msdg_runs = runs
+        scheduler.update_from_output(output, made)
         if not scheduler.has_unfinished_requests():
             return
     raise AssertionError("the scheduler makes no progress")
@@ -203,18 +206,43 @@ def test_an_image_that_is_encoded_already_costs_nothing(scheduler: Scheduler) ->
     assert "again" in output.num_scheduled_tokens
 
 
-@pytest.mark.parametrize("endpoint", ["http://127.0.0.1:9", None])
-def test_a_traced_request_is_told_that_it_was_to_be_encoded(
-    scheduler: Scheduler, endpoint: str | None, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("spec", "runs", "encoded", "seconds"),
+    [
+        (PRUNED, [(PRUNED, True, 0.25)], True, 0.25),
+        (PRUNED, [(PRUNED, False, 0.25), (PRUNED, False, 0.5)], False, 0.75),
+        (PRUNED, [(replace(PRUNED, budget=2), True, 0.25)], False, 0.0),
+        (UNPRUNED, [], True, 0.0),
+    ],
+    ids=["encoded", "known", "another's", "unpruned"],
+)
+def test_a_traced_request_is_told_what_was_done_for_it(
+    scheduler: Scheduler,
+    spec: PruningSpec,
+    runs: list[tuple[PruningSpec, bool, float]],
+    encoded: bool,
+    seconds: float,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     tracing = scheduler.vllm_config.observability_config
-    monkeypatch.setattr(tracing, "otlp_traces_endpoint", endpoint)
-    request = request_of(1)
+    monkeypatch.setattr(tracing, "otlp_traces_endpoint", "http://127.0.0.1:9")
+    request = request_of(1, spec)
     request.trace_headers = {"traceparent": "its own"}
     scheduler.add_request(request)
-    list(steps_of(scheduler))
-    told = {ENCODED: ""} if endpoint else {}
-    assert request.trace_headers == {"traceparent": "its own", **told}
+    made = [SelectionRun(frozenset([one]), was_encoded, took) for one, was_encoded, took in runs]
+    list(steps_of(scheduler, *made))
+    assert request.trace_headers["traceparent"] == "its own"
+    assert attributes_in(request.trace_headers) == {
+        "msdg.encoder_ran": encoded,
+        "msdg.selection_seconds": seconds,
+    }
+
+
+def test_a_request_that_is_not_traced_is_told_nothing(scheduler: Scheduler) -> None:
+    request = request_of(1)
+    scheduler.add_request(request)
+    list(steps_of(scheduler, SelectionRun(frozenset([PRUNED]), True, 0.25)))
+    assert request.trace_headers is None
 
 
 @pytest.mark.parametrize("start", [0, 5, 6, 7, 8])

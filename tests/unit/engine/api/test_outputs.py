@@ -13,7 +13,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from msdg_vllm.engine.api import outputs
 from msdg_vllm.engine.api.processor import SPECS
 from msdg_vllm.engine.api.visual_tokens import VisualTokens
-from msdg_vllm.engine.spec import ENCODED, PruningSpec
+from msdg_vllm.engine.spec import PruningSpec
 
 TOKENS = VisualTokens(total=576, kept=64, items=1, pruned_items=1, methods=("msdg",))
 
@@ -75,17 +75,15 @@ def test_the_span_of_a_request_says_what_was_kept(monkeypatch: pytest.MonkeyPatc
         "msdg.method": "msdg",
         "msdg.visual_tokens": 64,
         "msdg.visual_tokens_total": 576,
-        "msdg.encoder_scheduled": False,
+        "msdg.encoder_ran": False,
+        "msdg.selection_seconds": 0.0,
     }
     assert plain == {SpanAttributes.GEN_AI_REQUEST_ID: "b"}
 
 
-@pytest.mark.parametrize(("headers", "ran"), [({ENCODED: ""}, True), ({}, False), (None, False)])
-def test_a_span_is_told_whether_the_encoder_scheduled(
-    headers: dict[str, str] | None, ran: bool
-) -> None:
+def test_a_span_hears_of_the_workers_while_it_is_made() -> None:
     heard = []
-    trace = outputs._hearing_of_encoder(lambda *_: heard.append(outputs._encoder_scheduled.get()))
-    trace(None, SimpleNamespace(trace_headers=headers), "state", "statistics")
-    assert heard == [ran]
-    assert not outputs._encoder_scheduled.get()
+    trace = outputs._hearing_of_workers(lambda *_: heard.append(outputs._trace_headers.get()))
+    trace(None, SimpleNamespace(trace_headers={"of": "this one"}), "state", "statistics")
+    assert heard == [{"of": "this one"}]
+    assert outputs._trace_headers.get() is None
