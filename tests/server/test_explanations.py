@@ -14,6 +14,9 @@ import torch
 from PIL import Image
 
 from msdg_vllm.core import analyze_image, score_tokens
+from msdg_vllm.engine.api.content import content_number
+from msdg_vllm.methods import Encoder, Signals, method_named
+from msdg_vllm.methods import Image as MethodImage
 from tests.engine.llava_oracle import LlavaOracle
 from tests.pictures import picture_of
 from tests.server.running import MODEL, Server, chat_body, image_part, user
@@ -50,6 +53,26 @@ def test_an_explanation_equals_the_reference(
     key = explained(server, user(question, image_part(picture)), retention=0.111)
     (image,) = images_of(server, key)
     assert image["kept"] == oracle.keep(picture, question, 64)[1]
+
+
+def test_a_question_in_parts_keeps_what_the_whole_question_keeps(
+    server: Server, oracle: LlavaOracle
+) -> None:
+    picture, question = picture_of("wide", 2), QUESTIONS[0]
+    message = user(question[:11], image_part(picture))
+    message["content"] += user(question[11:])["content"]
+    (image,) = images_of(server, explained(server, message, retention=0.111))
+    assert image["kept"] == oracle.keep(picture, question, 64)[1]
+
+
+def test_random_tokens_are_drawn_by_the_pixels_that_came(server: Server) -> None:
+    picture, wishes = picture_of("square", 2), {"explain": True, "method": "random"}
+    message = user(QUESTIONS[0], image_part(picture))
+    (image,) = images_of(server, explained(server, message, retention=0.111, pruning=wishes))
+    seeded = MethodImage(
+        Signals(), torch.zeros(576, 1), Encoder(1, None), seed=content_number(picture)
+    )
+    assert image["kept"] == method_named("random").select(seeded, 64).indices.tolist()
 
 
 @torch.no_grad()

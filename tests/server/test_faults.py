@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 import threading
 import time
@@ -16,7 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
-from benchmarks.chaos.endings import left_of, named
+from benchmarks.chaos.endings import left_of
 from benchmarks.chaos.fuzzing import fuzz
 from tests.pictures import picture_of
 from tests.server.running import (
@@ -193,10 +192,3 @@ def test_a_stop_lets_streams_end_and_refuses_new_requests(small: Server) -> None
         reader.join(10)
     assert ends == ["data: [DONE]"] * 2
     assert left_of(small.process.pid) == []
-
-
-def test_a_killed_worker_ends_the_server_with_an_error(checkpoint: Path, tmp_path: Path) -> None:
-    with running_server(checkpoint, tmp_path / "server.log") as doomed:
-        os.kill(named(doomed.process.pid, "Worker"), signal.SIGKILL)
-        assert doomed.process.wait(60) not in (0, None)
-        assert left_of(doomed.process.pid) == []

@@ -1,9 +1,11 @@
-"""Servers with other options: as deploy/compose.yaml starts one, spread over processes; stock."""
+"""Servers and their processes: as deploy/compose.yaml starts them, one that is followed, stock."""
 
 from __future__ import annotations
 
 import http.client
 import os
+import re
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,12 +16,14 @@ import httpx
 import pytest
 from PIL import Image
 
+from benchmarks.chaos.endings import left_of, named
 from benchmarks.shared.provenance import ROOT
 from tests.deployment import compose_server
 from tests.engine.llava_oracle import LlavaOracle
 from tests.pictures import picture_of
 from tests.qwen_checkpoint import make_qwen2_5_vl
 from tests.server.command import COMMAND
+from tests.server.following import environment, following
 from tests.server.running import START_SECONDS, Server, chat_body, image_part, running_server, user
 
 QUESTION = "Read the code on the sign."
@@ -241,3 +245,54 @@ def test_a_start_that_fails_says_why_at_the_end(checkpoint: Path) -> None:
     last = ended.stderr.splitlines()[-1]
     assert last.startswith("msdg-vllm serve: error: the engine did not start: ValueError: ")
     assert "memory for the cache blocks" in last
+
+
+@pytest.fixture(scope="module")
+def followed(
+    checkpoint: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Server, Path]]:
+    """A server as most are, and the folder from which its requests are followed."""
+    folder = tmp_path_factory.mktemp("followed")
+    log = folder / "server.log"
+    with running_server(checkpoint, log, environment=environment(folder)) as running:
+        yield running, folder
+
+
+def documented_way() -> tuple[list[str], dict[str, list[str]]]:
+    """The files of docs/architecture.md that a request passes: on its way in order, and beside."""
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    section = text.partition("## The way of a request\n")[2].partition("\n## ")[0]
+
+    def paths(cell: str) -> list[str]:
+        found = re.findall(r"`([a-z_0-9/]+\.py)`", cell)
+        roots = ("server/", "msdg_vllm/")
+        return [path if path.startswith(roots) else f"msdg_vllm/{path}" for path in found]
+
+    rows = [line.split("|")[1:-1] for line in section.splitlines() if line.startswith("|")]
+    way = [path for row in rows if row[0].strip().isdigit() for path in paths(row[1])]
+    return way, {row[0].strip(): paths(row[1]) for row in rows if len(row) == 2 and paths(row[1])}
+
+
+def test_a_request_goes_the_way_that_is_documented(followed: tuple[Server, Path]) -> None:
+    server, folder = followed
+    body, again = (
+        chat_body(user(QUESTION, image_part(picture_of("square", seed))), retention=0.111)
+        for seed in (900, 901)
+    )
+    server.post(CHAT, body)  # what runs once in a process has run
+    with following(folder) as followed_request:
+        assert server.post(CHAT, {**again, "stream": True, "max_tokens": 1}).status_code == 200
+    way, beside = documented_way()
+    deaf, lookers, clockwork = beside.values()
+    ran, told = {*followed_request.ran}, followed_request.told
+    assert len(way) <= 20
+    assert [path for path in told if path in way] == [path for path in way if path in told]
+    assert ran - {*clockwork} == {*way, *deaf, *lookers}
+    assert {*told} - {*way} == {*lookers}
+
+
+def test_a_killed_worker_ends_the_server_with_an_error(followed: tuple[Server, Path]) -> None:
+    doomed, _ = followed
+    os.kill(named(doomed.process.pid, "Worker"), signal.SIGKILL)
+    assert doomed.process.wait(60) not in (0, None)
+    assert left_of(doomed.process.pid) == []
