@@ -21,7 +21,6 @@ from benchmarks.shared.provenance import ROOT
 from tests.deployment import compose_server
 from tests.engine.llava_oracle import LlavaOracle
 from tests.pictures import picture_of
-from tests.qwen_checkpoint import make_qwen2_5_vl
 from tests.server.command import COMMAND
 from tests.server.following import environment, following
 from tests.server.running import START_SECONDS, Server, chat_body, image_part, running_server, user
@@ -117,23 +116,6 @@ def test_both_processes_answer(several: Server) -> None:
     log = several.log.read_text(errors="replace")
     assert "ApiServer_0" in log
     assert "ApiServer_1" in log
-
-
-def test_a_method_that_the_model_cannot_feed_is_a_400(tmp_path: Path) -> None:
-    folder = make_qwen2_5_vl(tmp_path / "qwen")
-    with running_server(folder, tmp_path / "server.log", "--max-model-len=1024") as qwen:
-        described = qwen.get("/v1/pruning").json()
-        assert {"msdg", "hiprune", "visionzip"} <= set(described["methods"])
-        assert "cls_attention" not in described["methods"]
-        message = user(QUESTION, image_part(picture_of("wide")))
-        for retention in (0.222, 1.0):
-            body = chat_body(message, retention=retention, pruning={"method": "cls_attention"})
-            answer = qwen.post(CHAT, body)
-            assert answer.status_code == 400
-            assert answer.json()["error"]["param"] == "pruning.method"
-            assert "'msdg', 'random'" in answer.json()["error"]["message"]
-        body = chat_body(message, retention=0.222, pruning={"method": "hiprune"})
-        assert qwen.post(CHAT, body).status_code == 200
 
 
 def test_both_engines_work(several: Server) -> None:
