@@ -8,6 +8,7 @@ __all__ = ["ARCHITECTURES", "__version__", "register"]
 __version__ = "0.1.0"
 
 ARCHITECTURES = {
+    "Gemma3ForConditionalGeneration": "msdg_vllm.models.gemma3:PruningGemma3",
     "Glm4vForConditionalGeneration": "msdg_vllm.models.glm4v:PruningGlm4v",
     "Glm4vMoeForConditionalGeneration": "msdg_vllm.models.glm4v:PruningGlm4vMoe",
     "InternVLChatModel": "msdg_vllm.models.internvl:PruningInternVLChat",

@@ -113,6 +113,8 @@ TABLE = """\
 | `model_executor.models.glm4_1v:Glm4vForConditionalGeneration.get_encoder_cudagraph_config(self)` | override | `engine/worker/model.py` | a captured graph would hide the states |
 | `model_executor.models.glm4_1v:Glm4vVisionTransformer.prepare_encoder_metadata(self, grid_thw_list, ...)` | call | `models/qwen2_vl.py` | what the tower wants to know of a batch |
 | `model_executor.models.glm4_1v:Glm4vVisionBlock.forward(self, x, ...)` | wrap | `engine/worker/capture.py` | a state is read where it enters a block |
+| `model_executor.models.gemma3_mm:Gemma3ForConditionalGeneration.get_encoder_cudagraph_config(self)` | override | `engine/worker/model.py` | a captured graph would pass selection by |
+| `model_executor.models.gemma3_mm:Gemma3ForConditionalGeneration.select_encoder_cudagraph_items(self, mm_kwargs, indices)` | call | `models/projected.py` | some items of a batch |
 | `model_executor.models.kimi_vl:KimiVLForConditionalGeneration.get_encoder_cudagraph_config(self)` | override | `engine/worker/model.py` | a captured graph would pass selection by |
 | `model_executor.models.kimi_vl:KimiVLForConditionalGeneration.select_encoder_cudagraph_items(self, mm_kwargs, indices)` | call | `models/projected.py` | some items of a batch |
 | `model_executor.models.clip:CLIPEncoderLayer.forward(self, hidden_states)` | wrap | `engine/worker/capture.py` | the same |
