@@ -18,6 +18,9 @@ from msdg_vllm.core.signals import row_norms, unit_
 from msdg_vllm.core.tiles import NARROW_TILE, TILE, fill_up, round_up, token_blocks
 
 MAX_ITERATIONS = 10
+KNOWN_AT_ONCE: tuple[str, ...] = ("cpu",)
+"""Types of device whose values the host may read; it would have to wait for any other."""
+
 _LOSS_TOLERANCE = 1e-5
 _LOSS_EPSILON = 1e-12
 # The product of a direction with itself, or with the unit sum of its copies, comes out as 1 up to
@@ -77,7 +80,15 @@ def group_tokens(
         change = (previous_loss - loss).abs() / previous_loss.clamp_min(_LOSS_EPSILON)
         unchanged = (labels == previous_labels).all(dim=-1)
         converged = converged | (unchanged | (change < _LOSS_TOLERANCE)).unsqueeze(-1)
+        if _are_known(converged):
+            break
     return labels[:, :num_tokens]
+
+
+def _are_known(flags: Tensor) -> bool:
+    """Whether all are True, where that costs no waiting: neither for a device nor in a graph."""
+    is_at_hand = flags.device.type in KNOWN_AT_ONCE and not torch.compiler.is_compiling()
+    return is_at_hand and bool(flags.all())
 
 
 def _by_kernels(

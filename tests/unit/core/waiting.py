@@ -5,6 +5,8 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from msdg_vllm.core import grouping
+
 # Operators whose result, or whose shape, the host must read from the device.
 WAITING = {
     "_local_scalar_dense", "item", "is_nonzero", "equal", "allclose", "nonzero", "nonzero_numpy",
@@ -15,11 +17,24 @@ INDEXING = {"index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_ind
 
 
 class NoWaiting(TorchDispatchMode):
-    """Fails on an operator that would make a GPU wait, or that moves data off its device."""
+    """Fails on an operator that would make a GPU wait, or that moves data off its device.
+
+    The CPU, which stands in for it, then takes no short cut that only a CPU may take.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.seen: set[str] = set()
+
+    def __enter__(self) -> "NoWaiting":
+        self._known_at_once = grouping.KNOWN_AT_ONCE
+        grouping.KNOWN_AT_ONCE = ()
+        super().__enter__()
+        return self
+
+    def __exit__(self, *reason: Any) -> None:
+        grouping.KNOWN_AT_ONCE = self._known_at_once
+        super().__exit__(*reason)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
