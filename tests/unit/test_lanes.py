@@ -43,4 +43,4 @@ def test_a_failure_in_either_lane_is_a_failure(tmp_path: Path, failing: str | No
         command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
     )
     assert done.returncode == (failing is not None), done.stdout
-    assert done.stdout.count(" in 0.") == 2  # the words of both lanes
+    assert done.stdout.count(" in 0.") == 3  # the words of both lanes
