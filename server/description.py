@@ -80,6 +80,7 @@ def describe(engine_client: EngineClient, model_name: str) -> PruningDescription
         )
     offer = processor.offer
     found, settings = offer.profile, offer.settings
+    methods, unmet = offer.methods, offer.unmet_needs
     return PruningDescription(
         model=model_name,
         architecture=model_config.architecture,
@@ -91,13 +92,13 @@ def describe(engine_client: EngineClient, model_name: str) -> PruningDescription
         default_method=offer.default_method,
         default_query_mode=settings.query_mode,
         query_modes=list(QUERY_MODES),
-        methods=offer.methods,
+        methods=methods,
         unavailable_methods={
-            name: f"reads {offer.unmet_needs[name]}"
-            if name in offer.unmet_needs
+            name: f"reads {unmet[name]}"
+            if name in unmet
             else "not allowed by the operator (--methods)"
             for name in METHODS
-            if name not in offer.methods
+            if name not in methods
         },
         scopes=list(SCOPES),
         limits=Limits(

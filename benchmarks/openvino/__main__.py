@@ -23,8 +23,13 @@ from typing import Any
 from tqdm import tqdm
 
 from benchmarks.serving import midsize_qwen
-from benchmarks.serving.__main__ import MIDSIZE_ENVIRONMENT, MIDSIZE_OPTIONS
-from benchmarks.shared.client import Client
+from benchmarks.serving.__main__ import (
+    CLOCK,
+    ENVIRONMENT,
+    MIDSIZE_ENVIRONMENT,
+    MIDSIZE_OPTIONS,
+)
+from benchmarks.serving.rounds import QUESTION, Server
 from benchmarks.shared.pictures import picture, picture_url
 from benchmarks.shared.provenance import RESULTS, ROOT, RUNS, provenance
 from benchmarks.shared.server_process import PRUNING_SERVER, running
@@ -32,7 +37,6 @@ from benchmarks.shared.server_process import PRUNING_SERVER, running
 PYTHON = ROOT / ".venv-openvino" / "bin" / "python"
 FOLDER = RUNS / "openvino"
 OUTPUT = RESULTS / "openvino.json"
-QUESTION = "What is on the left of the red square?"
 MAX_TOKENS = 8
 
 
@@ -81,7 +85,7 @@ class Rival:
     def _read(self) -> dict[str, Any]:
         assert self._process.stdout is not None
         if not (line := self._process.stdout.readline()):
-            raise SystemExit(f"OpenVINO GenAI ended; its words are in {FOLDER / 'rival.log'}")
+            raise SystemExit(f"OpenVINO GenAI ended; its words are in {FOLDER}")
         said: dict[str, Any] = json.loads(line)
         return said
 
@@ -102,7 +106,7 @@ def rival(python: Path, checkpoint: Path, threads: int) -> Iterator[Rival]:
     command += [str(FOLDER / "model"), str(threads)]
     pipe = subprocess.PIPE
     with (
-        (FOLDER / "rival.log").open("w") as log,
+        (FOLDER / f"rival-{threads}.log").open("w") as log,
         subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=log, text=True) as process,
     ):
         try:
@@ -111,23 +115,11 @@ def rival(python: Path, checkpoint: Path, threads: int) -> Iterator[Rival]:
             process.terminate()
 
 
-def ask(client: Client, model: str, case: Case, number: int) -> Sample:
+def ask(server: Server, case: Case, number: int) -> Sample:
     """Ask our server about a picture."""
+    wishes: dict[str, Any] = {"retention": case.retention, "pruning": {"method": case.method}}
     url = picture_url(number, midsize_qwen.PICTURE_SIZE)
-    content = [
-        {"type": "image_url", "image_url": {"url": url}},
-        {"type": "text", "text": QUESTION},
-    ]
-    body = {
-        "model": model,
-        "messages": [{"role": "user", "content": content}],
-        "max_tokens": MAX_TOKENS,
-        "temperature": 0,
-        "ignore_eos": True,
-        "retention": case.retention,
-        "pruning": {"method": case.method},
-    }
-    answer = client.ask(body)
+    answer = server.client.ask(server.question_body(MAX_TOKENS, url, **wishes))
     return Sample(answer.ttft, answer.latency, answer.prompt_tokens)
 
 
@@ -136,20 +128,20 @@ def run(python: Path, rounds: int, retention: float) -> dict[str, Any]:
     checkpoint = midsize_qwen.build()
     FOLDER.mkdir(parents=True, exist_ok=True)
     samples: dict[str, list[Sample]] = {case.name: [] for case in cases(retention)}
-    options = ["--model", str(checkpoint), "--no-enable-prefix-caching", *MIDSIZE_OPTIONS]
+    options = ["--model", str(checkpoint), CLOCK, "--no-enable-prefix-caching", *MIDSIZE_OPTIONS]
+    environment = {**ENVIRONMENT, **MIDSIZE_ENVIRONMENT}
     with (
         rival(python, checkpoint, 1) as slow,
         rival(python, checkpoint, 2) as fast,
-        running(PRUNING_SERVER, options, FOLDER / "server.log", MIDSIZE_ENVIRONMENT) as started,
+        running(PRUNING_SERVER, options, FOLDER / "server.log", environment) as started,
     ):
-        client = Client(started.url)
-        model = client.models()[0]["id"]
+        server = Server(started.url)
         for number in tqdm(range(1 + rounds), unit="round"):
             for case in cases(retention)[:: -1 if number % 2 else 1]:
                 file = FOLDER / "picture.jpg"
                 place = len(samples) * number + list(samples).index(case.name)
                 if case.method is not None:
-                    sample = ask(client, model, case, place)
+                    sample = ask(server, case, place)
                 else:
                     picture(place, midsize_qwen.PICTURE_SIZE).save(file, quality=88)
                     sample = (slow if case.threads == 1 else fast).ask(file, case.retention)

@@ -25,7 +25,7 @@ from benchmarks.serving.__main__ import (
     MIDSIZE_ENVIRONMENT,
     MIDSIZE_OPTIONS,
 )
-from benchmarks.serving.rounds import QUESTION, Server
+from benchmarks.serving.rounds import Server
 from benchmarks.shared.pictures import picture_url
 from benchmarks.shared.provenance import RESULTS, provenance
 from benchmarks.shared.server_process import PRUNING_SERVER, running
@@ -39,12 +39,7 @@ TIMES = ("encoder", "selection", "ttft")
 
 def measure(server: Server, method: str, retention: float, number: int) -> dict[str, float]:
     """Send one request and return its times in seconds, and its tokens."""
-    url = picture_url(number, midsize_qwen.PICTURE_SIZE)
-    content = [
-        {"type": "image_url", "image_url": {"url": url}},
-        {"type": "text", "text": QUESTION},
-    ]
-    body = server.body(MAX_TOKENS, messages=[{"role": "user", "content": content}])
+    body = server.question_body(MAX_TOKENS, picture_url(number, midsize_qwen.PICTURE_SIZE))
     if method != UNPRUNED:
         body |= {"retention": retention, "pruning": {"method": method}}
     before = server.selection_seconds()

@@ -118,11 +118,7 @@ def body(server: Server, max_tokens: int, number: int, retention: float | None) 
     """A question that nobody asked before, about picture `number`."""
     # Of one length, so that the text of the limit is right for all.
     question = f"Question {next(_questions):05d}: what is on the left of the red square?"
-    content = [
-        {"type": "image_url", "image_url": {"url": picture_url(number)}},
-        {"type": "text", "text": question},
-    ]
-    asked = server.body(max_tokens, messages=[{"role": "user", "content": content}])
+    asked = server.question_body(max_tokens, picture_url(number), question)
     return asked if retention is None else {**asked, "retention": retention}
 
 

@@ -38,14 +38,19 @@ class Server:
             **fields,
         }
 
+    def question_body(
+        self, max_tokens: int, url: str, question: str = QUESTION, **fields: Any
+    ) -> dict[str, Any]:
+        """A question about a picture."""
+        content = [
+            {"type": "image_url", "image_url": {"url": url}},
+            {"type": "text", "text": question},
+        ]
+        return self.body(max_tokens, messages=[{"role": "user", "content": content}], **fields)
+
     def image_body(self, max_tokens: int, retention: float | None) -> dict[str, Any]:
         """A request about a picture that nobody asked about before."""
-        number = next(_numbers)
-        content = [
-            {"type": "image_url", "image_url": {"url": picture_url(number)}},
-            {"type": "text", "text": QUESTION},
-        ]
-        body = self.body(max_tokens, messages=[{"role": "user", "content": content}])
+        body = self.question_body(max_tokens, picture_url(next(_numbers)))
         return body if retention is None else {**body, "retention": retention}
 
     def text_body(self, max_tokens: int, num_tokens: int) -> dict[str, Any]:
