@@ -78,20 +78,21 @@ def run(names: Sequence[str], times: int, num_requests: int, folder: Path) -> It
             for name in group:
                 if name == FLOOD:
                     with stock_server(folder) as stock:
-                        yield asyncio.run(
-                            image_flood(started.url, MODEL.name, stock.url, UNPRUNED_IMAGES)
-                        )
+                        urls = (started.url, MODEL.name, stock.url)
+                        for _ in range(times):
+                            yield asyncio.run(image_flood(*urls, UNPRUNED_IMAGES))
                 elif name == FUZZ:
                     yield asyncio.run(fuzzed(started.url, MODEL.name, num_requests))
                 else:
-                    yield asyncio.run(LOADS[name](started.url, MODEL.name))
+                    for _ in range(times):
+                        yield asyncio.run(LOADS[name](started.url, MODEL.name))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the faults that are asked for and print the table."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.chaos", description=__doc__)
     parser.add_argument("--only", action="append", choices=NAMES, help="a fault; may be repeated")
-    parser.add_argument("--times", type=int, default=1, help="tries of stops, kills and freezes")
+    parser.add_argument("--times", type=int, default=1, help="tries of each, but for fuzzing")
     parser.add_argument("--requests", type=int, default=1000, help="fuzzed requests")
     parser.add_argument("--folder", type=Path, default=RUNS / "chaos")
     options = parser.parse_args(arguments)

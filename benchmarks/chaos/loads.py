@@ -30,15 +30,21 @@ MAX_WAIT_RATIO = 1.5
 _NUMBERS = count(10_000)
 
 
+def new_images(number: int, size: tuple[int, int] = (96, 96)) -> list[dict[str, Any]]:
+    """Return so many images that no request had before: nothing comes from a cache."""
+    return [image_part(next(_NUMBERS), size) for _ in range(number)]
+
+
 async def overload(url: str, model: str) -> Outcome:
     """Three times what the queue holds, then every refused request once more."""
     start = time.monotonic()
+    images = new_images(96)
     async with client_of(url, connections=256) as client:
 
         def body(number: int) -> dict[str, Any]:
-            return chat(model, [image_part(number)], retention=0.111, max_tokens=32)
+            return chat(model, [images[number]], retention=0.111, max_tokens=32)
 
-        replies = await many(lambda number: post(client, body(number)), 96, at_once=96)
+        replies = await many(lambda number: post(client, body(number)), len(images), len(images))
         refused = [number for number, reply in enumerate(replies) if reply.status == 503]
         again = await many(lambda index: post(client, body(refused[index])), len(refused), 4)
     faults = [reply for reply in (*replies, *again) if reply.is_fault]
@@ -53,7 +59,7 @@ async def late_refusals(url: str, model: str) -> Outcome:
     async with client_of(url) as client:
         refused, valid = [], []
         for number in range(40):
-            images = [image_part(1000 + number)]
+            images = new_images(1)
             wrong: dict[str, Any] = (
                 {"logit_bias": {"999999": 1}}
                 if number % 2
@@ -71,9 +77,10 @@ async def late_refusals(url: str, model: str) -> Outcome:
 async def departures(url: str, model: str) -> Outcome:
     """Clients that leave before their answer; then the same images from clients that stay."""
     start = time.monotonic()
+    images = new_images(50)
 
     async def leave(number: int) -> Reply:
-        body = chat(model, [image_part(2000 + number % 50)], retention=0.111, max_tokens=256)
+        body = chat(model, [images[number % 50]], retention=0.111, max_tokens=256)
         async with client_of(url) as client:
             with suppress(TimeoutError):
                 async with asyncio.timeout(0.01 + 0.004 * (number % 60)):
@@ -84,9 +91,9 @@ async def departures(url: str, model: str) -> Outcome:
     async with client_of(url) as client:
 
         def stay(number: int) -> Any:
-            return post(client, chat(model, [image_part(2000 + number)], retention=0.111))
+            return post(client, chat(model, [images[number]], retention=0.111))
 
-        replies = await many(stay, 50, at_once=8)
+        replies = await many(stay, len(images), at_once=8)
     survived = {reply.status for reply in replies} == {200}
     note = f"500 left; afterwards {statuses(replies)}"
     return Outcome("clients that leave", survived, time.monotonic() - start, note)
@@ -103,10 +110,8 @@ async def waits_beside(
     large: list[Reply] = []
     async with client_of(url) as client:
         while len(waits) < min_waits:
-            # No image and no question in common with anybody: nothing comes from a cache.
-            images = [image_part(next(_NUMBERS), TINY) for _ in range(num_images)]
-            body = json.dumps(chat(model, images, **fields)).encode()
-            small = [chat(model, [image_part(next(_NUMBERS))], max_tokens=1) for _ in range(100)]
+            body = json.dumps(chat(model, new_images(num_images, TINY), **fields)).encode()
+            small = [chat(model, new_images(1), max_tokens=1) for _ in range(100)]
             sent = asyncio.create_task(post(client, body, seconds=600))
             await asyncio.sleep(0.02)
             for question in small:
