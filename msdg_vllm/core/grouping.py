@@ -217,6 +217,8 @@ def _centroids(
 ) -> list[Tensor]:
     """Lines 11-12: unit sums of the members; tokens least like their centroid for empty groups."""
     empty = active & (groups.sizes == 0)  # (R, K)
+    if _are_known(~empty):
+        return [unit_(sums, row_norms(sums)) for sums in groups.sums]
     loneliest = nearest.argsort(dim=-1, stable=True)
     replacements = loneliest.gather(1, (empty.cumsum(dim=-1) - 1).clamp_min_(0))
     centroids = []
