@@ -17,7 +17,7 @@ from contextlib import AbstractContextManager
 from dataclasses import asdict
 from pathlib import Path
 
-from benchmarks.chaos.endings import ENDINGS, freeze
+from benchmarks.chaos.endings import ENDINGS, freeze, stop_early
 from benchmarks.chaos.loads import LOADS, fuzzed, image_flood
 from benchmarks.chaos.outcome import Outcome, table
 from benchmarks.shared.provenance import ROOT, RUNS, provenance
@@ -26,6 +26,7 @@ from benchmarks.shared.server_process import (
     STOCK_SERVER,
     Started,
     running,
+    starting,
     stock_environment,
 )
 
@@ -39,8 +40,10 @@ OPTIONS = (
 # As small as vLLM allows: requests are preempted and images encoded again.
 SMALL_KV = "--num-gpu-blocks-override=20"
 ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "VLLM_CPU_KVCACHE_SPACE": "1"}
-FREEZE, FUZZ, FLOOD = "freeze", "fuzz", "image-flood"
-NAMES = (*ENDINGS, FREEZE, *LOADS, FLOOD, FUZZ)
+FREEZE, EARLY, FUZZ, FLOOD = "freeze", "stop-early", "fuzz", "image-flood"
+NAMES = (*ENDINGS, EARLY, FREEZE, *LOADS, FLOOD, FUZZ)
+# Tries of a stop during the start are spread over so many seconds: imports, the engine, a warm-up.
+EARLY_SECONDS = 40
 UNPRUNED_IMAGES = 13
 """As many images of 144 tokens as fit the 2,048 of the bundled model beside a question."""
 
@@ -64,11 +67,16 @@ def run(names: Sequence[str], times: int, num_requests: int, folder: Path) -> It
             for _ in range(times):
                 with server(folder, name) as started:
                     yield ENDINGS[name](started, MODEL.name)
+        elif name == EARLY:
+            for number in range(times):
+                log = folder / f"{name}.log"
+                with starting(PRUNING_SERVER, OPTIONS, log, ENVIRONMENT) as started:
+                    yield stop_early(started, 2 + EARLY_SECONDS * number / times)
         elif name == FREEZE:
             with server(folder, name) as started:
                 for _ in range(times):
                     yield freeze(started, MODEL.name)
-    if not (loads := [name for name in names if name not in (*ENDINGS, FREEZE)]):
+    if not (loads := [name for name in names if name not in (*ENDINGS, EARLY, FREEZE)]):
         return
     small = "overload" in loads
     for group in ([["overload"]] if small else []) + [[n for n in loads if n != "overload"]]:

@@ -17,6 +17,8 @@ from benchmarks.shared.server_process import Started
 STREAMS = 4
 STOP_SECONDS = 25
 """The launcher's own default for `--shutdown-timeout`."""
+EARLY_STOP_SECONDS = 15
+"""What docs/reliability.md allows a stop beside that."""
 
 
 def processes_of(pid: int) -> list[tuple[int, str]]:
@@ -157,6 +159,20 @@ def kill_engine(started: Started, model: str) -> Outcome:
 def kill_api(started: Started, model: str) -> Outcome:
     """The API process is killed; nothing may outlive it."""
     return _outcome("API process killed", started, model, _send(signal.SIGKILL), 10)
+
+
+def stop_early(started: Started, seconds: float) -> Outcome:
+    """SIGTERM to all processes of a server that has been starting for some seconds."""
+    time.sleep(seconds)
+    begin = time.monotonic()
+    os.killpg(started.process.pid, signal.SIGTERM)
+    while started.process.poll() is None and time.monotonic() - begin < 2 * EARLY_STOP_SECONDS:
+        time.sleep(0.1)
+    took = time.monotonic() - begin
+    left = left_of(started.process.pid)
+    survived = took <= EARLY_STOP_SECONDS and not left
+    note = f"exit code {started.process.poll()} after {seconds:.0f} s of start; {len(left)} left"
+    return Outcome("SIGTERM during the start", survived, took, note)
 
 
 def freeze(started: Started, model: str) -> Outcome:

@@ -23,7 +23,7 @@ STOP_SECONDS = 30
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """A server that is healthy."""
+    """A server that was started."""
 
     url: str
     process: subprocess.Popen[bytes]
@@ -45,6 +45,16 @@ def running(
 
     It is stopped whatever ends the block, SIGTERM included.
     """
+    with starting(module, options, log, environment) as started:
+        _await_health(started.url, started.process, log, start_seconds)
+        yield started
+
+
+@contextmanager
+def starting(
+    module: str, options: Sequence[str], log: Path, environment: Mapping[str, str] | None = None
+) -> Iterator[Started]:
+    """`running`, for those who do not wait until it is healthy."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -61,9 +71,7 @@ def running(
             start_new_session=True,
         )
         try:
-            url = f"http://127.0.0.1:{port}"
-            _await_health(url, process, log, start_seconds)
-            yield Started(url, process)
+            yield Started(f"http://127.0.0.1:{port}", process)
         finally:
             _stop(process)
 
