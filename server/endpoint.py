@@ -26,11 +26,10 @@ from vllm.entrypoints.serve.engine.protocol import ErrorResponse
 from vllm.entrypoints.serve.utils.api_utils import validate_json_request
 from vllm.exceptions import VLLMNotFoundError, VLLMValidationError
 
+from msdg_vllm.engine.hooks import wrap
 from msdg_vllm.settings import Settings
 from server import (
     access,
-    doors,
-    first_token,
     front_page,
     greeting,
     playground,
@@ -41,7 +40,7 @@ from server import (
 )
 from server.adaptive.keeper import start_keeper
 from server.description import PruningDescription, describe, describe_target
-from server.metrics import MetricsPage, RequestMetrics
+from server.metrics import MetricsPage, RequestMetrics, watch_first_tokens
 from server.overlay import draw_overlay, draw_picture
 from server.schemas import (
     IMAGE_FIELDS,
@@ -55,7 +54,7 @@ from server.schemas import (
     PruningResponsesRequest,
     check_messages,
 )
-from server.usage import report_message, reporting, reporting_stream
+from server.usage import report, report_in_stream, report_message
 from server.workers import ask_workers
 
 router = APIRouter()
@@ -267,17 +266,13 @@ class MsdgEndpointPlugin:
         metrics = RequestMetrics(model_name)
         rendering.install(state.online_renderer, metrics)
         state.msdg_keeper = start_keeper(engine_client, model_name)
-        first_token.install(engine_client, metrics)
+        watch_first_tokens(engine_client, metrics)
         chat = state.openai_serving_chat
-        doors.install(chat, state.anthropic_serving_messages)
-        for handler, generator in (
-            (chat, "chat_completion_full_generator"),
-            (state.openai_serving_chat_batch, "chat_completion_full_generator_batch"),
-            (state.openai_serving_responses, "responses_full_generator"),
-        ):
-            setattr(handler, generator, reporting(getattr(handler, generator)))
-        generator = "chat_completion_stream_generator"
-        setattr(chat, generator, reporting_stream(getattr(chat, generator)))
+        rendering.open_doors(chat, state.anthropic_serving_messages)
+        wrap(chat, "chat_completion_full_generator", report)
+        wrap(chat, "chat_completion_stream_generator", report_in_stream)
+        wrap(state.openai_serving_chat_batch, "chat_completion_full_generator_batch", report)
+        wrap(state.openai_serving_responses, "responses_full_generator", report)
         serve_aliases(state.openai_serving_models.base_model_paths, Settings.from_environment())
 
 

@@ -9,7 +9,8 @@ import math
 import os
 import time
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator
+from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping
+from contextlib import aclosing
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -25,12 +26,15 @@ from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 from vllm.engine.protocol import EngineClient
 from vllm.logger import init_logger
+from vllm.outputs import RequestOutput
 from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.metrics.buckets import TIME_TO_FIRST_TOKEN_BUCKETS
 from vllm.v1.metrics.prometheus import get_prometheus_registry
 
 from msdg_vllm.engine.api.visual_tokens import VisualTokens
+from msdg_vllm.engine.hooks import wrap
 from msdg_vllm.engine.worker.statistics import SECONDS_BUCKETS
+from msdg_vllm.settings import Settings
 from server.workers import ask_workers
 
 logger = init_logger(f"vllm.{__name__}")
@@ -92,6 +96,53 @@ class RequestMetrics:
         """Add the time that a request with images waited for its first token."""
         bound = _RETENTION_BUCKETS[bisect_left(_RETENTION_BUCKETS, tokens.kept / tokens.total)]
         self._first_token.labels(self._model_name, str(bound)).observe(seconds)
+
+
+def watch_first_tokens(engine_client: EngineClient, metrics: RequestMetrics) -> None:
+    """Watch the outputs of every request with images that this API process sends to the engine.
+
+    vLLM measures how long they wait but cannot know the retention; here both meet, for every route.
+    """
+    is_logged = Settings.from_environment().log_pruning
+
+    def generate(stock: Any, prompt: Any, *args: Any, **kwargs: Any) -> Any:
+        outputs = stock(prompt, *args, **kwargs)
+        tokens = VisualTokens.of_input(prompt) if isinstance(prompt, Mapping) else VisualTokens()
+        if not tokens.items:
+            return outputs
+        return _watched(outputs, tokens, metrics, is_logged and tokens.pruned_items > 0)
+
+    wrap(engine_client, "generate", generate)
+
+
+async def _watched(
+    outputs: AsyncGenerator[RequestOutput, None],
+    tokens: VisualTokens,
+    metrics: RequestMetrics,
+    is_logged: bool,
+) -> AsyncGenerator[RequestOutput, None]:
+    is_due = True
+    async with aclosing(outputs):
+        async for output in outputs:
+            if is_due:
+                is_due = False
+                # There are no times under --disable-log-stats.
+                seconds = None if output.metrics is None else output.metrics.first_token_latency
+                if seconds is not None:
+                    metrics.observe_first_token(tokens, seconds)
+                if is_logged:
+                    logger.info(
+                        "%s kept %d of %d visual tokens of %d image%s by %s, "
+                        "first token after %s s",
+                        output.request_id,
+                        tokens.kept,
+                        tokens.total,
+                        tokens.items,
+                        "" if tokens.items == 1 else "s",
+                        ", ".join(tokens.methods),
+                        "?" if seconds is None else f"{seconds:.3f}",
+                    )
+            yield output
 
 
 class WorkerMetrics(Collector):

@@ -7,6 +7,7 @@ where a client may send anything, and Python's JSON parser gives up on deep nest
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from http import HTTPStatus
 from traceback import walk_tb
 
@@ -17,6 +18,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from vllm.engine.protocol import EngineClient
 from vllm.entrypoints.serve.exception_handling.handlers.exception import exception_handler
 from vllm.exceptions import VLLMValidationError
+
+from msdg_vllm.engine.hooks import wrap
 
 MB = 1_000_000
 _SHAPE_ERRORS = (AttributeError, KeyError, IndexError)
@@ -72,9 +75,10 @@ class RequestSizeLimit:
 def refuse_too_many_answers(engine_client: EngineClient) -> None:
     """Refuse for good what no retry can bring into the queue."""
     limit = engine_client.vllm_config.scheduler_config.max_num_queued_reqs
-    stock = engine_client.check_admission
 
-    def check_admission(n: int = 1, request_id: str | None = None) -> None:
+    def check_admission(
+        stock: Callable[..., None], n: int = 1, request_id: str | None = None
+    ) -> None:
         if limit is not None and n > limit:
             raise VLLMValidationError(
                 f"the request asks for {n} answers at a time, and this server has places for "
@@ -83,7 +87,7 @@ def refuse_too_many_answers(engine_client: EngineClient) -> None:
             )
         stock(n, request_id)
 
-    engine_client.check_admission = check_admission  # type: ignore[method-assign]
+    wrap(engine_client, "check_admission", check_admission)
 
 
 async def _refuse_depth(_: Request, error: Exception) -> JSONResponse:

@@ -2,12 +2,14 @@
 
 vLLM refuses per-request `mm_processor_kwargs` unless the operator trusts its clients. Ours join
 the parameters that a request builds for the renderer, behind that check.
+
+Chats of other doors (/invocations, /v1/messages, `run_batch`) come as stock requests. They become
+ours, so that they are pruned, counted and answered like those of /v1/chat/completions.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import wraps
 from traceback import walk_tb
 from typing import Any
 
@@ -21,24 +23,29 @@ from vllm.renderers.online_renderer import OnlineRenderer
 from msdg_vllm.core.errors import RequestError, RetentionError
 from msdg_vllm.engine.api.processor import FITTING, RESERVATION
 from msdg_vllm.engine.api.visual_tokens import VisualTokens
-from msdg_vllm.request import PRUNING
+from msdg_vllm.engine.hooks import wrap
+from msdg_vllm.request import NAMES, PRUNING
 from server.metrics import RequestMetrics
-from server.schemas import PruningFields, refuse_pruning_fields, wishes_of
+from server.schemas import (
+    PruningChatRequest,
+    PruningFields,
+    PruningMessagesRequest,
+    refuse_pruning_fields,
+    wishes_of,
+)
 
 _NO_PLACE = "Failed to apply prompt replacement"
 """How vLLM begins to say that the prompt has no placeholder for an item."""
 
 _MEDIA_PACKAGE = "vllm.multimodal.media"
-_CHATS: tuple[Any, ...] = (ChatCompletionRequest, ResponsesRequest, TokenizeChatRequest)
 
 
 def install(renderer: OnlineRenderer, metrics: RequestMetrics) -> None:
     """Put pruning in front of the renderer that all routes of the server share."""
-    stock_chat, stock_completion = renderer.preprocess_chat, renderer.preprocess_completion
 
-    async def preprocess_chat(request: Any, *args: Any, **kwargs: Any) -> Any:
+    async def preprocess_chat(stock: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
         try:
-            conversation, engine_inputs = await stock_chat(request, *args, **kwargs)
+            conversation, engine_inputs = await stock(request, *args, **kwargs)
         except Exception as error:
             raise _as_bad_request(error, request) from error
         if isinstance(request, PruningFields):
@@ -50,32 +57,52 @@ def install(renderer: OnlineRenderer, metrics: RequestMetrics) -> None:
             metrics.count(tokens)
         return conversation, engine_inputs
 
-    async def preprocess_completion(request: Any, *args: Any, **kwargs: Any) -> Any:
-        refuse_pruning_fields(getattr(request, "model_extra", None))
-        return await stock_completion(request, *args, **kwargs)
-
-    renderer.preprocess_chat = preprocess_chat  # type: ignore[method-assign]
-    renderer.preprocess_completion = preprocess_completion  # type: ignore[method-assign]
-    for request_class in _CHATS:
-        request_class.build_chat_params = _carrying_wishes(request_class.build_chat_params)
+    wrap(renderer, "preprocess_chat", preprocess_chat)
+    wrap(renderer, "preprocess_completion", _preprocess_completion)
+    for request_class in (ChatCompletionRequest, ResponsesRequest, TokenizeChatRequest):
+        wrap(request_class, "build_chat_params", _build_with_wishes)
 
 
-def _carrying_wishes(build_chat_params: Any) -> Any:
+def open_doors(chat_handler: Any, messages_handler: Any) -> None:
+    """Let vLLM's handlers of chats and of messages take stock requests for ours."""
+    if chat_handler is not None:
+        wrap(chat_handler, "create_chat_completion", _adopt)
+    if messages_handler is not None:
+        wrap(messages_handler, "to_chat_completion_request", _keep_wishes)
+
+
+async def _adopt(stock: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
+    if not isinstance(request, PruningFields):
+        request = PruningChatRequest.adopt(request)
+    return await stock(request, *args, **kwargs)
+
+
+def _keep_wishes(stock: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
+    chat = stock(request, *args, **kwargs)
+    if isinstance(request, PruningMessagesRequest):
+        return request.become(chat)
+    if isinstance(request, PruningFields):
+        # Only to be counted: the fields ride along, and nobody takes it for a request.
+        fields = request.model_dump(include={*NAMES}, exclude_none=True)
+        for name, value in fields.items():
+            setattr(chat, name, value)
+    return chat
+
+
+async def _preprocess_completion(stock: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
+    refuse_pruning_fields(getattr(request, "model_extra", None))
+    return await stock(request, *args, **kwargs)
+
+
+def _build_with_wishes(stock: Any, request: Any, *args: Any, **kwargs: Any) -> ChatParams:
     """Let the parameters that a request builds for the renderer carry its wishes."""
-    if hasattr(build_chat_params, "__wrapped__"):
-        return build_chat_params
-
-    @wraps(build_chat_params)
-    def build(request: Any, *args: Any, **kwargs: Any) -> ChatParams:
-        params: ChatParams = build_chat_params(request, *args, **kwargs)
-        wishes = wishes_of(request)
-        if wishes.is_default:
-            return params
-        return replace(
-            params, mm_processor_kwargs={**(params.mm_processor_kwargs or {}), PRUNING: wishes}
-        )
-
-    return build
+    params: ChatParams = stock(request, *args, **kwargs)
+    wishes = wishes_of(request)
+    if wishes.is_default:
+        return params
+    return replace(
+        params, mm_processor_kwargs={**(params.mm_processor_kwargs or {}), PRUNING: wishes}
+    )
 
 
 def _check_length(engine_input: Any, max_model_len: int) -> None:

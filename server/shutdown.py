@@ -12,7 +12,6 @@ import signal
 import threading
 import time
 from collections.abc import Callable
-from functools import wraps
 from http import HTTPStatus
 from types import FrameType
 from typing import Any
@@ -22,6 +21,8 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from vllm.engine.protocol import EngineClient
 from vllm.logger import init_logger
+
+from msdg_vllm.engine.hooks import wrap
 
 logger = init_logger(f"vllm.{__name__}")
 
@@ -107,14 +108,13 @@ def _refusal() -> JSONResponse:
 def install(engine_client: EngineClient, state: State) -> None:
     """Let running requests end before vLLM stops the engine, and end the process for certain."""
     loop = asyncio.get_running_loop()
-    stock: Callable[..., None] = engine_client.shutdown
 
     def abort_all() -> None:
         requests: Any = engine_client.output_processor.request_states  # type: ignore[attr-defined]
         abortion = engine_client.abort(list(requests), internal=True)  # type: ignore[call-arg]
         asyncio.run_coroutine_threadsafe(abortion, loop).result(_ABORT_SECONDS)
 
-    def shutdown(timeout: float | None = None) -> None:
+    def shutdown(stock: Callable[..., None], timeout: float | None = None) -> None:
         is_first, traffic.draining = not traffic.draining, True
         if is_first:
             # Asked for by a signal while the engine works, or by its end.
@@ -137,7 +137,7 @@ def install(engine_client: EngineClient, state: State) -> None:
         # Connections that are still open would keep uvicorn waiting without a limit.
         state.server.force_exit = bool(traffic.in_flight)
 
-    engine_client.shutdown = shutdown  # type: ignore[method-assign]
+    wrap(engine_client, "shutdown", shutdown)
 
 
 def guard_start(entry: Any) -> None:
@@ -150,10 +150,8 @@ def guard_start(entry: Any) -> None:
         entry: The module of vLLM that runs an API server; it installs its handler and then calls
             `setup_server`. Once the server is up, it takes other handlers.
     """
-    stock = entry.setup_server
 
-    @wraps(stock)
-    def setup_server(*args: Any, **kwargs: Any) -> Any:
+    def setup_server(stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         interrupt: Any = signal.getsignal(signal.SIGTERM)
 
         def end(number: int, frame: FrameType | None) -> None:
@@ -163,7 +161,7 @@ def guard_start(entry: Any) -> None:
         signal.signal(signal.SIGTERM, end)
         return stock(*args, **kwargs)
 
-    entry.setup_server = setup_server
+    wrap(entry, "setup_server", setup_server)
 
 
 def _leave_after(seconds: float, code: int = 1) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Mapping
 from contextlib import aclosing
-from functools import wraps
 from typing import Any
 
 from fastapi.responses import JSONResponse, Response, StreamingResponse
@@ -17,53 +16,43 @@ from msdg_vllm.engine.api.visual_tokens import VisualTokens
 from server.schemas import PruningFields, PruningMessagesRequest
 
 
-def reporting(generate: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
-    """Wrap a generator of whole responses: what it returns carries the request's counts."""
-
-    @wraps(generate)
-    async def generate_and_report(request: Any, *args: Any, **kwargs: Any) -> Any:
-        response = await generate(request, *args, **kwargs)
-        tokens = _tokens_of(request)
-        if tokens is None:
-            return response
-        if isinstance(response, ChatCompletionResponse):
-            details = response.usage.prompt_tokens_details or PromptTokenUsageInfo()
-            response.usage.prompt_tokens_details = _with_counts(details, tokens)
-        elif isinstance(response, ResponsesResponse) and response.usage is not None:
-            _with_counts(response.usage.input_tokens_details, tokens)
-        else:
-            return response
-        if request.report:
-            response.pruning = request.report
+async def report(
+    generate: Callable[..., Awaitable[Any]], request: Any, *args: Any, **kwargs: Any
+) -> Any:
+    """Have a whole response carry the request's counts."""
+    response = await generate(request, *args, **kwargs)
+    tokens = _tokens_of(request)
+    if tokens is None:
         return response
+    if isinstance(response, ChatCompletionResponse):
+        details = response.usage.prompt_tokens_details or PromptTokenUsageInfo()
+        response.usage.prompt_tokens_details = _with_counts(details, tokens)
+    elif isinstance(response, ResponsesResponse) and response.usage is not None:
+        _with_counts(response.usage.input_tokens_details, tokens)
+    else:
+        return response
+    if request.report:
+        response.pruning = request.report
+    return response
 
-    return generate_and_report
 
-
-def reporting_stream(
-    generate: Callable[..., AsyncGenerator[str, None]],
-) -> Callable[..., AsyncGenerator[str, None]]:
-    """Wrap a generator of chat chunks: the chunk with the usage carries the request's counts.
+async def report_in_stream(
+    generate: Callable[..., AsyncGenerator[str, None]], request: Any, *args: Any, **kwargs: Any
+) -> AsyncGenerator[str, None]:
+    """Have the chunk of a chat that has the usage carry the request's counts.
 
     The id of an explanation and the retention that the server chose come with the first chunk.
     """
-
-    @wraps(generate)
-    async def generate_and_report(
-        request: Any, *args: Any, **kwargs: Any
-    ) -> AsyncGenerator[str, None]:
-        tokens = _tokens_of(request)
-        report = request.report if tokens is not None else {}
-        async with aclosing(generate(request, *args, **kwargs)) as chunks:
-            async for chunk in chunks:
-                if report and '"choices":[{' in chunk:
-                    chunk = _edited(chunk, {"pruning": report})
-                    report = {}
-                elif tokens is not None and '"choices":[]' in chunk and '"usage":{' in chunk:
-                    chunk = _edited(chunk, {}, details=tokens.as_details())
-                yield chunk
-
-    return generate_and_report
+    tokens = _tokens_of(request)
+    report = request.report if tokens is not None else {}
+    async with aclosing(generate(request, *args, **kwargs)) as chunks:
+        async for chunk in chunks:
+            if report and '"choices":[{' in chunk:
+                chunk = _edited(chunk, {"pruning": report})
+                report = {}
+            elif tokens is not None and '"choices":[]' in chunk and '"usage":{' in chunk:
+                chunk = _edited(chunk, {}, details=tokens.as_details())
+            yield chunk
 
 
 def report_message(request: PruningMessagesRequest, response: Response) -> Response:

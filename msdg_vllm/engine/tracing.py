@@ -11,13 +11,13 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from copy import copy
 from dataclasses import replace
-from functools import wraps
 from typing import TYPE_CHECKING, Any
 
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.outputs import AsyncModelRunnerOutput
 from vllm.v1.request import Request
 
+from msdg_vllm.engine.hooks import wrap
 from msdg_vllm.engine.spec import PruningSpec, row_of
 
 if TYPE_CHECKING:
@@ -42,38 +42,28 @@ def attributes_in(headers: Mapping[str, str]) -> dict[str, bool | float]:
 
 def install_in_worker() -> None:
     """Have the workers of this process say what they did; again changes nothing."""
-    if (module := sys.modules.get(_WORKERS)) is None:
-        return
-    for name in ("execute_model", "sample_tokens"):
-        stock = getattr(module.Worker, name)
-        if not getattr(stock, _RUNS, False):
-            setattr(module.Worker, name, _saying(stock))
+    if (module := sys.modules.get(_WORKERS)) is not None:
+        for name in ("execute_model", "sample_tokens"):
+            wrap(module.Worker, name, _run_and_say)
 
 
 def install_in_scheduler() -> None:
     """Have the scheduler tell requests what was done for them; again changes nothing."""
-    stock = Scheduler.update_from_output
-    if not hasattr(stock, "__wrapped__"):
-        Scheduler.update_from_output = _telling(stock)  # type: ignore[method-assign]
+    wrap(Scheduler, "update_from_output", _tell_and_update)
 
 
-def _saying(stock: Callable[..., Any]) -> Callable[..., Any]:
-    @wraps(stock)
-    def run(self: Any, *args: Any, **kwargs: Any) -> Any:
-        output = stock(self, *args, **kwargs)
-        # `execute_model` has an output only where `sample_tokens` is not called for one.
-        statistics = getattr(self.get_model(), "statistics", None) if output is not None else None
-        if statistics is None or not (runs := statistics.take_runs()):
-            return output
-        if not isinstance(output, AsyncModelRunnerOutput):
-            return _with_runs(output, runs)
-        finish = output.get_output
-        # When it is there the device has passed the step, and its times are known.
-        output.get_output = lambda: _with_runs(finish(), runs)  # type: ignore[method-assign]
+def _run_and_say(stock: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
+    output = stock(self, *args, **kwargs)
+    # `execute_model` has an output only where `sample_tokens` is not called for one.
+    statistics = getattr(self.get_model(), "statistics", None) if output is not None else None
+    if statistics is None or not (runs := statistics.take_runs()):
         return output
-
-    setattr(run, _RUNS, True)
-    return run
+    if not isinstance(output, AsyncModelRunnerOutput):
+        return _with_runs(output, runs)
+    finish = output.get_output
+    # When it is there the device has passed the step, and its times are known.
+    output.get_output = lambda: _with_runs(finish(), runs)  # type: ignore[method-assign]
+    return output
 
 
 def _with_runs(output: Any, runs: Iterable[SelectionRun]) -> Any:
@@ -84,17 +74,15 @@ def _with_runs(output: Any, runs: Iterable[SelectionRun]) -> Any:
     return output
 
 
-def _telling(stock: Callable[..., Any]) -> Callable[..., Any]:
-    @wraps(stock)
-    def update_from_output(self: Scheduler, scheduler_output: Any, output: Any) -> Any:
-        if self.vllm_config.observability_config.otlp_traces_endpoint is not None:
-            runs = getattr(output, _RUNS, ())
-            for request_id, indices in scheduler_output.scheduled_encoder_inputs.items():
-                if (request := self.requests.get(request_id)) is not None:
-                    _tell(request, indices, runs)
-        return stock(self, scheduler_output, output)
-
-    return update_from_output
+def _tell_and_update(
+    stock: Callable[..., Any], self: Scheduler, scheduler_output: Any, output: Any
+) -> Any:
+    if self.vllm_config.observability_config.otlp_traces_endpoint is not None:
+        runs = getattr(output, _RUNS, ())
+        for request_id, indices in scheduler_output.scheduled_encoder_inputs.items():
+            if (request := self.requests.get(request_id)) is not None:
+                _tell(request, indices, runs)
+    return stock(self, scheduler_output, output)
 
 
 def _tell(request: Request, indices: Iterable[int], runs: Iterable[SelectionRun]) -> None:

@@ -18,6 +18,7 @@ from vllm.outputs import RequestOutput
 
 from msdg_vllm.engine.api.budgets import OpenItem
 from msdg_vllm.engine.api.processor import RESERVATION
+from msdg_vllm.engine.hooks import wrap
 from msdg_vllm.settings import Settings
 from server.adaptive.controller import Arrival, Controller, Decision, Image, Status
 from server.adaptive.metrics import AdaptiveMetrics
@@ -67,16 +68,15 @@ class TargetKeeper:
 
     def watch(self, engine_client: EngineClient) -> None:
         """See every request of this process on its way to the engine; text alone is work too."""
-        stock = engine_client.generate
 
-        def generate(prompt: Any, *args: Any, **kwargs: Any) -> AsyncGenerator[RequestOutput, None]:
+        def generate(stock: Any, prompt: Any, *args: Any, **kwargs: Any) -> Any:
             ticket = prompt.get(RESERVATION) if isinstance(prompt, Mapping) else None
             if ticket is None:
                 ids = prompt.get("prompt_token_ids") if isinstance(prompt, Mapping) else None
                 ticket = self._arrive(Arrival(len(ids or ())))
             return self._watched(stock(prompt, *args, **kwargs), ticket)
 
-        engine_client.generate = generate  # type: ignore[method-assign]
+        wrap(engine_client, "generate", generate)
 
     def refresh(self) -> Status:
         """Bring the gauges up to date, which nothing else does while no request comes."""

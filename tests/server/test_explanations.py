@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 
 from msdg_vllm.core import analyze_image, score_tokens
-from msdg_vllm.engine.api.content import content_number
+from msdg_vllm.engine.api.pixels import content_number
 from msdg_vllm.methods import Encoder, Signals, method_named
 from msdg_vllm.methods import Image as MethodImage
 from tests.engine.llava_oracle import LlavaOracle

@@ -8,7 +8,6 @@ with the same image is sent without it and fails, whoever sent it.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import wraps
 from typing import Any
 from weakref import ReferenceType, ref
 
@@ -24,6 +23,7 @@ from vllm.v1.engine.core_client import (
     SyncMPClient,
 )
 
+from msdg_vllm.engine.hooks import wrap
 from msdg_vllm.engine.spec import is_field_name
 
 _CAPACITY_SHARE = 0.75
@@ -95,33 +95,23 @@ class DeliverySenderCache(LruKeyReplicatedSenderCache):
 def install() -> None:
     """Note what the clients of the engine send; again changes nothing."""
     for client in (InprocClient, SyncMPClient):
-        if not hasattr(client.add_request, "__wrapped__"):
-            client.add_request = _noting(client.add_request)  # type: ignore[method-assign]
+        wrap(client, "add_request", _send_and_note)
     for client in (AsyncMPClient, DPAsyncMPClient):
-        if not hasattr(client.add_request_async, "__wrapped__"):
-            client.add_request_async = _noting_async(  # type: ignore[method-assign]
-                client.add_request_async
-            )
+        wrap(client, "add_request_async", _send_and_note_async)
 
 
-def _noting(send: Callable[..., None]) -> Callable[..., None]:
-    @wraps(send)
-    def send_and_note(self: Any, request: EngineCoreRequest) -> None:
-        delivered = _hashes_of(request)
-        send(self, request)
-        _note(delivered)
-
-    return send_and_note
+def _send_and_note(send: Callable[..., None], self: Any, request: EngineCoreRequest) -> None:
+    delivered = _hashes_of(request)
+    send(self, request)
+    _note(delivered)
 
 
-def _noting_async(send: Callable[..., Any]) -> Callable[..., Any]:
-    @wraps(send)
-    async def send_and_note(self: Any, request: EngineCoreRequest) -> None:
-        delivered = _hashes_of(request)
-        await send(self, request)
-        _note(delivered)
-
-    return send_and_note
+async def _send_and_note_async(
+    send: Callable[..., Any], self: Any, request: EngineCoreRequest
+) -> None:
+    delivered = _hashes_of(request)
+    await send(self, request)
+    _note(delivered)
 
 
 def _hashes_of(request: EngineCoreRequest) -> list[str]:

@@ -6,12 +6,13 @@ takes an RGB image as it is, also when its file names a transparent colour.
 
 from __future__ import annotations
 
-from functools import wraps
 from typing import Any
 
 import numpy as np
 from PIL import Image
 from vllm.multimodal.media import ImageMediaIO
+
+from msdg_vllm.engine.hooks import wrap
 
 _SIXTEEN_BIT = frozenset({"I;16", "I;16L", "I;16B", "I;16N"})
 
@@ -29,15 +30,10 @@ def as_viewed(image: Image.Image) -> Image.Image:
 
 def install() -> None:
     """Let vLLM convert images as they are viewed; again changes nothing."""
-    stock: Any = ImageMediaIO._convert_image_mode
-    if hasattr(stock, "__wrapped__"):
-        return
+    wrap(ImageMediaIO, "_convert_image_mode", _convert_as_viewed)
 
-    @wraps(stock)
-    def convert_image_mode(self: ImageMediaIO, image: Any) -> Image.Image:
-        if isinstance(image, Image.Image) and self.image_mode == "RGB":
-            image = as_viewed(image)
-        converted: Image.Image = stock(self, image)
-        return converted
 
-    ImageMediaIO._convert_image_mode = convert_image_mode  # type: ignore[method-assign]
+def _convert_as_viewed(stock: Any, self: ImageMediaIO, image: Any) -> Any:
+    if isinstance(image, Image.Image) and self.image_mode == "RGB":
+        image = as_viewed(image)
+    return stock(self, image)

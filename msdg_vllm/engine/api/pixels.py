@@ -8,11 +8,13 @@ as it is: there pixels go with each question.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping
-from functools import wraps
 from typing import Any
 
+import numpy as np
 import torch
+from PIL import Image
 from vllm.multimodal.cache import LruKeyReplicatedReceiverCache, MultiModalProcessorOnlyCache
 from vllm.multimodal.inputs import (
     MultiModalBatchedField,
@@ -21,6 +23,7 @@ from vllm.multimodal.inputs import (
     MultiModalKwargsItem,
 )
 
+from msdg_vllm.engine.hooks import wrap
 from msdg_vllm.engine.spec import PruningSpec, field_name, is_field_name
 
 PIXELS = "msdg_pixels"
@@ -66,22 +69,37 @@ def name_pixels(features: list[MultiModalFeatureSpec], hashes: Mapping[str, str]
 
 def install() -> None:
     """Let the engine put specs and the pixels it has together; again changes nothing."""
-    stock = LruKeyReplicatedReceiverCache.get_and_update_item
-    if not hasattr(stock, "__wrapped__"):
-        LruKeyReplicatedReceiverCache.get_and_update_item = _joining(stock)  # type: ignore[method-assign]
+    wrap(LruKeyReplicatedReceiverCache, "get_and_update_item", _join)
 
 
-def _joining(stock: Callable[..., MultiModalKwargsItem]) -> Callable[..., MultiModalKwargsItem]:
-    @wraps(stock)
-    def get_and_update_item(
-        self: Any, mm_item: MultiModalKwargsItem | None, mm_hash: str
-    ) -> MultiModalKwargsItem:
-        if mm_item is None or not _is_spec(mm_item):
-            return stock(self, mm_item, mm_hash)
+def _join(
+    stock: Callable[..., MultiModalKwargsItem],
+    self: Any,
+    mm_item: MultiModalKwargsItem | None,
+    mm_hash: str,
+) -> MultiModalKwargsItem:
+    if mm_item and all(map(is_field_name, mm_item)):
         return MultiModalKwargsItem({**stock(self, None, mm_hash), **mm_item})
+    return stock(self, mm_item, mm_hash)
 
-    return get_and_update_item
+
+def content_key(mm_hash: str, salt: str) -> int:
+    """Return a number of 126 bits, not 0, for an item's hash by content; salts have others."""
+    separate = hashlib.blake2b(salt.encode(), digest_size=32).digest() if salt else b""
+    digest = hashlib.blake2b(mm_hash.encode(), digest_size=16, key=separate)
+    return (int.from_bytes(digest.digest()) >> 2) or 1
 
 
-def _is_spec(item: Mapping[str, Any] | None) -> bool:
-    return bool(item) and all(map(is_field_name, item or ()))
+def content_number(media: Any) -> int:
+    """Return a number of 63 bits that equal pixels share.
+
+    vLLM's own hashes know a file from its pixels, and are replaced by numbers of requests where
+    nothing is cached.
+    """
+    frames = media[0] if isinstance(media, tuple) else media  # videos come with metadata
+    if isinstance(frames, Image.Image):
+        frames = frames.convert("RGB")
+    pixels = np.ascontiguousarray(frames)
+    digest = hashlib.blake2b(repr(pixels.shape).encode(), digest_size=8)
+    digest.update(pixels.data)
+    return int.from_bytes(digest.digest()) >> 1

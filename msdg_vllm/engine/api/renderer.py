@@ -41,9 +41,9 @@ class PruningRenderer(HfRenderer):
             check_config(config)
             _ = self.mm_processor.offer  # a profile or method that does not fit stops the start
             # Only now: the engine's modules import renderers themselves.
-            from msdg_vllm.engine.api import outputs
+            from msdg_vllm.engine.api import visual_tokens
 
-            outputs.install()
+            visual_tokens.install()
         if type(self._mm_processor_cache) is LruKeyReplicatedSenderCache:
             delivery.install()
             self._mm_processor_cache = delivery.DeliverySenderCache(config.model_config)

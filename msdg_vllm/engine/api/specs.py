@@ -13,7 +13,7 @@ from vllm.multimodal.parse import DictEmbeddingItems, EmbeddingItems
 from msdg_vllm.core import num_kept_tokens
 from msdg_vllm.core.errors import RequestError
 from msdg_vllm.engine.api.budgets import Budgeting, OpenItem, largest_retention
-from msdg_vllm.engine.api.content import content_key, content_number
+from msdg_vllm.engine.api.pixels import content_key, content_number
 from msdg_vllm.engine.api.queries import LazyTurns
 from msdg_vllm.engine.encoder import profiled_method
 from msdg_vllm.engine.spec import UNPRUNED, PruningSpec

@@ -9,7 +9,7 @@ import pkgutil
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ import pytest
 
 import msdg_vllm
 from msdg_vllm.core.errors import UnsupportedVllmError
-from msdg_vllm.engine.hooks import HOOKS, TABLE, Hook, check_vllm, probe
+from msdg_vllm.engine.hooks import HOOKS, TABLE, Hook, check_vllm, probe, wrap
 
 ROOT = Path(__file__).parents[3]
 
@@ -142,3 +142,26 @@ def test_an_engine_without_a_hook_does_not_start(tmp_path: Path) -> None:
     (last,) = re.findall(r"UnsupportedVllmError: (.*)", ended.stderr)
     assert last.startswith("vllm.renderers.hf.HfRenderer.gone, which msdg-vllm relies on")
     assert "0.32.*" in last
+
+
+def test_a_function_of_vllm_is_wrapped_once_and_by_several() -> None:
+    class Engine:
+        def generate(self, text: str) -> str:
+            """Stock."""
+            return text
+
+    def louder(stock: Callable[..., str], self: Engine, text: str) -> str:
+        return stock(self, text.upper())
+
+    def twice(stock: Callable[..., str], text: str) -> str:
+        return stock(text) * 2
+
+    for _ in range(2):
+        wrap(Engine, "generate", louder)
+    engine = Engine()
+    assert engine.generate("a") == "A"
+    assert (Engine.generate.__doc__, Engine.generate.__name__) == ("Stock.", "generate")
+    for _ in range(2):
+        wrap(engine, "generate", twice)
+    assert engine.generate("a") == "AA"
+    assert Engine().generate("a") == "A"

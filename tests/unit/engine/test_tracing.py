@@ -41,18 +41,18 @@ def worker() -> Any:
 def test_an_output_that_is_there_takes_the_runs_of_its_step_along(worker: Any) -> None:
     statistics = worker.get_model().statistics
     statistics._runs.append(SelectionRun(frozenset([SPEC]), True, 0.25))
-    assert tracing._saying(lambda self: None)(worker) is None  # `sample_tokens` comes next
-    output = tracing._saying(lambda self: EMPTY_MODEL_RUNNER_OUTPUT)(worker)
+    assert tracing._run_and_say(lambda self: None, worker) is None  # `sample_tokens` comes next
+    output = tracing._run_and_say(lambda self: EMPTY_MODEL_RUNNER_OUTPUT, worker)
     assert output.msdg_runs == [SelectionRun(frozenset([SPEC]), True, 0.25)]
     assert not hasattr(EMPTY_MODEL_RUNNER_OUTPUT, "msdg_runs")
-    assert tracing._saying(lambda self: output)(worker) is output
+    assert tracing._run_and_say(lambda self: output, worker) is output
 
 
 def test_an_output_to_come_takes_only_its_own_and_knows_their_times(worker: Any) -> None:
     statistics = worker.get_model().statistics
     event: Any = Event()
     statistics._runs.append(SelectionRun(frozenset([SPEC]), False, events=(event, event)))
-    pending = tracing._saying(lambda self: Pending(event))(worker)
+    pending = tracing._run_and_say(lambda self: Pending(event), worker)
     statistics._runs.append(SelectionRun(frozenset(), True, 1.0))  # the next step has begun
     crossed = pickle.loads(pickle.dumps(pending.get_output()))
     assert crossed.msdg_runs == [SelectionRun(frozenset([SPEC]), False, 0.25)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncGenerator
+from functools import partial
 from typing import Any
 
 from fastapi.responses import JSONResponse, StreamingResponse
@@ -13,7 +14,7 @@ from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionReque
 
 from msdg_vllm.engine.api.visual_tokens import VisualTokens
 from msdg_vllm.request import PruningRequest
-from server.doors import _adopting, _keeping_wishes
+from server.rendering import _adopt, _keep_wishes
 from server.schemas import (
     PruningChatRequest,
     PruningCountRequest,
@@ -26,13 +27,14 @@ CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "retentio
 MESSAGE = {**CHAT, "pruning": {"method": "random"}, "max_tokens": 4}
 COUNTS = {"visual_tokens": 64, "visual_tokens_total": 576}
 
-to_chat = _keeping_wishes(AnthropicServingMessages.to_chat_completion_request)
+to_chat = partial(_keep_wishes, AnthropicServingMessages.to_chat_completion_request)
 
 
 def test_a_stock_chat_becomes_ours() -> None:
-    @_adopting
-    async def create(request: Any) -> Any:
+    async def stock_create(request: Any) -> Any:
         return request
+
+    create = partial(_adopt, stock_create)
 
     stock = ChatCompletionRequest.model_validate({**CHAT, "temperature": 0.5})
     request = asyncio.run(create(stock))

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from msdg_vllm.engine.api.visual_tokens import VisualTokens
-from server import first_token
+from server.metrics import watch_first_tokens
 
 
 class Engine:
@@ -45,7 +45,7 @@ def metrics() -> Metrics:
 def engine(metrics: Metrics, monkeypatch: pytest.MonkeyPatch) -> Engine:
     monkeypatch.setattr(VisualTokens, "of_input", lambda prompt: prompt["tokens"])
     engine = Engine()
-    first_token.install(engine, metrics)  # type: ignore[arg-type]
+    watch_first_tokens(engine, metrics)  # type: ignore[arg-type]
     return engine
 
 

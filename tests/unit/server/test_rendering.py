@@ -12,7 +12,7 @@ from vllm.renderers import ChatParams
 
 from msdg_vllm.core.errors import RequestError
 from msdg_vllm.request import PruningRequest
-from server.rendering import _as_bad_request, _carrying_wishes
+from server.rendering import _as_bad_request, _build_with_wishes
 from server.schemas import PruningChatRequest, PruningResponsesRequest
 
 MESSAGES = [{"role": "user", "content": "hi"}]
@@ -40,7 +40,7 @@ def test_a_template_without_videos_is_the_clients_to_know() -> None:
 
 
 def params_of(request: Any) -> ChatParams:
-    params: ChatParams = _carrying_wishes(type(request).build_chat_params)(request, None, "auto")
+    params: ChatParams = _build_with_wishes(type(request).build_chat_params, request, None, "auto")
     return params
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from msdg_vllm.engine.api.visual_tokens import VisualTokens
 from server.schemas import PruningBatchRequest, PruningChatRequest, wishes_of
-from server.usage import reporting_stream
+from server.usage import report_in_stream
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 CHUNKS: list[dict[str, Any]] = [
@@ -22,7 +22,6 @@ CHUNKS: list[dict[str, Any]] = [
 def streamed(request: Any) -> list[Any]:
     closed = []
 
-    @reporting_stream
     async def generate(_: Any) -> AsyncGenerator[str, None]:
         try:
             for chunk in CHUNKS:
@@ -32,7 +31,7 @@ def streamed(request: Any) -> list[Any]:
             closed.append(True)
 
     async def collect() -> list[str]:
-        return [chunk async for chunk in generate(request)]
+        return [chunk async for chunk in report_in_stream(generate, request)]
 
     *chunks, done = asyncio.run(collect())
     assert done == "data: [DONE]\n\n"

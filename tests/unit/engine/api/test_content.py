@@ -7,7 +7,7 @@ from io import BytesIO
 import numpy as np
 from PIL import Image
 
-from msdg_vllm.engine.api.content import content_key, content_number
+from msdg_vllm.engine.api.pixels import content_key, content_number
 from tests.pictures import make_picture
 
 
