@@ -19,9 +19,9 @@ from msdg_vllm.core import num_kept_tokens
 from msdg_vllm.core.errors import RequestError
 from msdg_vllm.core.profiles import EncoderProfile
 from msdg_vllm.engine.api.budgets import Chooser, shortened
-from msdg_vllm.engine.api.pixels import PIXELS, shares_pixels, with_spec
+from msdg_vllm.engine.api.pixels import PIXELS, content_key, shares_pixels, with_spec
 from msdg_vllm.engine.api.queries import LazyTurns, TurnMarkers
-from msdg_vllm.engine.api.specs import Scaled, Specifier, Specs, with_contents
+from msdg_vllm.engine.api.specs import Scaled, Specifier, Specs
 from msdg_vllm.engine.encoder import Offer
 from msdg_vllm.engine.spec import UNPRUNED, PruningSpec, field_name
 from msdg_vllm.methods import Encoder
@@ -118,7 +118,6 @@ class PruningProcessor(BaseMultiModalProcessor[Any]):
             specs, reservation = self._specifier.profiling(inputs, kwargs), None
         else:
             specs, reservation = self._specifier.specs(request, turns, inputs, kwargs)
-        specs = {name: own for name, own in specs.items() if own}  # dummies may have none of one
         items, specs, kwargs = self.scaled(inputs.mm_data_items, specs, kwargs)
         seen = replace(inputs, mm_data_items=items)
         if not profiling:
@@ -213,7 +212,8 @@ class PruningProcessor(BaseMultiModalProcessor[Any]):
     ) -> Specs:
         """Give the pruned items the keys by which workers know what the encoder made of them.
 
-        By content, also where a client or vLLM itself names items otherwise.
+        By content, also where a client or vLLM itself names items otherwise. One that came as a
+        name alone has none: a cache has it with the key of its content.
         """
         if not any(spec.budget for own in specs.values() for spec in own):
             return specs
@@ -222,7 +222,16 @@ class PruningProcessor(BaseMultiModalProcessor[Any]):
         )
         if not any(uuid for own in (inputs.mm_uuid_items or {}).values() for uuid in own or ()):
             kwargs[_HASHES] = hashes
-        return with_contents(specs, inputs.mm_data_items, hashes, salt)
+        items = inputs.mm_data_items
+        return {
+            modality: [
+                replace(spec, content=content_key(mm_hash, salt))
+                if spec.budget and items[modality].get(index) is not None
+                else spec
+                for index, (spec, mm_hash) in enumerate(zip(own, hashes[modality], strict=True))
+            ]
+            for modality, own in specs.items()
+        }
 
     def _get_mm_hashes(self, inputs: Any) -> Any:
         stock, specs = _split(inputs.hf_processor_mm_kwargs)

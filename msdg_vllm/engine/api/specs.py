@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from functools import partial
-from itertools import count
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from vllm.multimodal.parse import DictEmbeddingItems, EmbeddingItems
@@ -13,12 +12,12 @@ from vllm.multimodal.parse import DictEmbeddingItems, EmbeddingItems
 from msdg_vllm.core import num_kept_tokens
 from msdg_vllm.core.errors import RequestError
 from msdg_vllm.engine.api.budgets import Budgeting, OpenItem, largest_retention
-from msdg_vllm.engine.api.pixels import content_key, content_number
+from msdg_vllm.engine.api.pixels import content_number
 from msdg_vllm.engine.api.queries import LazyTurns
 from msdg_vllm.engine.encoder import profiled_method
 from msdg_vllm.engine.spec import UNPRUNED, PruningSpec
 from msdg_vllm.methods import method_named
-from msdg_vllm.request import AUTO, PruningRequest, Turns
+from msdg_vllm.request import AUTO, ItemTurn, PruningRequest, Turns
 
 if TYPE_CHECKING:
     from msdg_vllm.engine.api.processor import PruningProcessor
@@ -28,6 +27,32 @@ Specs = Mapping[str, Sequence[PruningSpec]]
 
 Scaled = tuple[Any, Specs, dict[str, object]]
 """Items of a prompt of which some were scaled, their specs, and the processor kwargs for them."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Item:
+    """An image or video of a prompt, of a modality that can be pruned."""
+
+    processor: PruningProcessor
+    all: Any  # the items of its modality
+    modality: str
+    index: int
+    kwargs: Mapping[str, object]
+    turn: ItemTurn
+
+    @property
+    def is_embedded(self) -> bool:
+        """Whether it came as embeddings, without pixels."""
+        return isinstance(self.all, EmbeddingItems | DictEmbeddingItems)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that the encoder gives for it."""
+        return self.processor.num_visual_tokens(self.all, self.modality, self.index, self.kwargs)
+
+    def budget(self, retention: float) -> int:
+        """Tokens to keep of it; at retention 1, all that pruning could ever keep."""
+        return self.processor.budget(self.all, self.modality, self.index, self.kwargs, retention)
 
 
 class Specifier:
@@ -52,38 +77,46 @@ class Specifier:
                 parameter="pruning.explain",
             )
         self._check_others(request, turns, inputs)
-        chosen, reservation = self._choose(request, turns, inputs, kwargs)
-        specs: Specs = {
-            modality: [
-                self._spec(
-                    request, turns, items, modality, index, kwargs, chosen.get((modality, index))
-                )
-                for index in range(items.get_count())
-            ]
-            for modality, items in self._prunable(inputs)
-        }
-        self._check_total(specs, inputs, kwargs)
-        assert request.method is not None
-        if method_named(request.method).needs(self._offer.encoder).seed:
-            specs = _seeded(specs, inputs.mm_data_items)
-        if request.explanation:
-            specs = _numbered(specs)
-        return specs, reservation
+        items = self._items(inputs, kwargs, turns)
+        chosen, reservation = self._choose(request, turns, items, len(inputs.prompt))
+        # Images are counted first, then videos.
+        specs = [
+            self._spec(request, turns, item, number, chosen.get((item.modality, item.index)))
+            for number, item in enumerate(items)
+        ]
+        self._check_total(items, specs)
+        return _by_modality(items, specs), reservation
 
     def profiling(self, inputs: Any, kwargs: Mapping[str, object]) -> Specs:
         """Return specs that keep every token, but by the way of a pruned item."""
         method = profiled_method(self._offer.methods, self._offer.encoder)
-        return {
-            modality: [
-                PruningSpec(
-                    budget=self._processor.budget(items, modality, index, kwargs, 1.0),
-                    num_tokens=self._processor.num_visual_tokens(items, modality, index, kwargs),
-                    method=method,
-                )
-                for index in range(items.get_count())
-            ]
-            for modality, items in self._prunable(inputs)
-        }
+        items = self._items(inputs, kwargs)
+        return _by_modality(
+            items, [PruningSpec(item.budget(1.0), item.num_tokens, method=method) for item in items]
+        )
+
+    def fitting_retention(self, processed: Any, inputs: Any, kwargs: Mapping[str, object]) -> float:
+        """The largest retention at which a prompt would leave room for an answer; 0 for none."""
+        placeholders = [one for each in processed["mm_placeholders"].values() for one in each]
+        items = [item for item in self._items(inputs, kwargs) if not item.is_embedded]
+        if len(items) < len(placeholders):
+            return 0.0  # what cannot be pruned takes its place too
+        num_visual = sum(placeholder.get_num_embeds() for placeholder in placeholders)
+        num_text = len(processed["prompt_token_ids"]) - num_visual
+        room = self._processor.info.ctx.model_config.max_model_len - 1 - num_text
+        fitting = largest_retention(room, lambda r: sum(item.budget(r) for item in items))
+        return fitting or 0.0
+
+    def _items(
+        self, inputs: Any, kwargs: Mapping[str, object], turns: Turns | LazyTurns | None = None
+    ) -> list[_Item]:
+        turns = turns or Turns()
+        return [
+            _Item(self._processor, own, modality, index, kwargs, turns.item(modality, index))
+            for modality, own in inputs.mm_data_items.items()
+            if modality in self._processor.modalities
+            for index in range(own.get_count())
+        ]
 
     def _check_others(self, request: PruningRequest, turns: Turns | LazyTurns, inputs: Any) -> None:
         """Refuse to prune items that the code of this model does not prune."""
@@ -99,137 +132,105 @@ class Specifier:
                         parameter="retention",
                     )
 
-    def fitting_retention(self, processed: Any, inputs: Any, kwargs: Mapping[str, object]) -> float:
-        """The largest retention at which a prompt would leave room for an answer; 0 for none."""
-        placeholders = [one for each in processed["mm_placeholders"].values() for one in each]
-        budgets: list[Callable[[float], int]] = []
-        for modality, items in self._prunable(inputs):
-            if not isinstance(items, EmbeddingItems | DictEmbeddingItems):
-                budgets += [
-                    partial(self._processor.budget, items, modality, index, kwargs)
-                    for index in range(items.get_count())
-                ]
-        if len(budgets) < len(placeholders):
-            return 0.0  # what cannot be pruned takes its place too
-        num_visual = sum(placeholder.get_num_embeds() for placeholder in placeholders)
-        num_text = len(processed["prompt_token_ids"]) - num_visual
-        room = self._processor.info.ctx.model_config.max_model_len - 1 - num_text
-        return (
-            largest_retention(room, lambda retention: sum(kept(retention) for kept in budgets))
-            or 0.0
-        )
-
-    def _prunable(self, inputs: Any) -> Iterator[tuple[str, Any]]:
-        for modality, items in inputs.mm_data_items.items():
-            if modality in self._processor.modalities:
-                yield modality, items
-
     def _choose(
         self,
         request: PruningRequest,
         turns: Turns | LazyTurns,
-        inputs: Any,
-        kwargs: Mapping[str, object],
+        items: Sequence[_Item],
+        num_prompt_tokens: int,
     ) -> tuple[Mapping[tuple[str, int], float], Any]:
         """Ask whoever decides about the items that name no retention."""
-        places = [
-            (modality, items, index)
-            for modality, items in self._prunable(inputs)
-            if not isinstance(items, EmbeddingItems | DictEmbeddingItems)
-            for index in range(items.get_count())
-        ]
+        items = [item for item in items if not item.is_embedded]
         chooser = self._processor.chooser
         if chooser is None:
-            wished = [request.retention, *(turns.item(m, i).retention for m, _, i in places)]
-            if AUTO in wished:
+            if AUTO in (request.retention, *(item.turn.retention for item in items)):
                 raise RequestError(
                     'retention "auto" needs a server with a target for the time to first token '
                     "(--target-ttft), and this one has none; send a number in (0, 1]",
                     parameter="retention",
                 )
             return {}, None
-        if not places:
+        if not items:
             return {}, None
         kept, total = 0, 0
-        open_items: dict[tuple[str, int], OpenItem] = {}
-        budgets: list[Callable[[float], int]] = []
-        for modality, items, index in places:
-            num_tokens = self._processor.num_visual_tokens(items, modality, index, kwargs)
+        undecided: list[tuple[_Item, OpenItem]] = []
+        for item in items:
+            num_tokens = item.num_tokens
             total += num_tokens
-            turn = turns.item(modality, index)
-            most = self._budgeting.most(turn, request)
-            retention = self._budgeting.retention_of(turn, request)
+            most = self._budgeting.most(item.turn, request)
+            retention = self._budgeting.retention_of(item.turn, request)
             if retention is not None:
                 kept += min(num_kept_tokens(num_tokens, retention), most or num_tokens)
                 continue
-            query = self._query(request, turns, modality, index)
-            content = content_number(items.get(index))
+            content = content_number(item.all.get(item.index))
+            query = self._query(request, turns, item)
             identity = repr((content, query, request.method, request.scope))
-            open_items[modality, index] = OpenItem(identity, num_tokens, most)
-            budget_at = partial(self._processor.budget, items, modality, index, kwargs)
-            budgets.append(
-                partial(self._budgeting.budget, item=turn, request=request, budget_at=budget_at)
-            )
-        ceiling = self._budgeting.ceiling(
-            kept, lambda retention: sum(budget(retention) for budget in budgets)
-        )
-        asked = [
-            replace(item, most=budget(ceiling)) if ceiling < 1 else item
-            for item, budget in zip(open_items.values(), budgets, strict=True)
-        ]
-        retentions, reservation = chooser.choose(asked, len(inputs.prompt) + kept, total)
-        within = [min(retention, ceiling) for retention in retentions]
-        return dict(zip(open_items, within, strict=True)), reservation
+            undecided.append((item, OpenItem(identity, num_tokens, most)))
+
+        def budgets(retention: float) -> list[int]:
+            return [
+                self._budgeting.budget(retention, item.turn, request, item.budget)
+                for item, _ in undecided
+            ]
+
+        ceiling = self._budgeting.ceiling(kept, lambda retention: sum(budgets(retention)))
+        asked = [item for _, item in undecided]
+        if ceiling < 1:
+            most_each = budgets(ceiling)
+            asked = [replace(item, most=most) for item, most in zip(asked, most_each, strict=True)]
+        retentions, reservation = chooser.choose(asked, num_prompt_tokens + kept, total)
+        return {
+            (item.modality, item.index): min(retention, ceiling)
+            for (item, _), retention in zip(undecided, retentions, strict=True)
+        }, reservation
 
     def _spec(
         self,
         request: PruningRequest,
         turns: Turns | LazyTurns,
-        items: Any,
-        modality: str,
-        index: int,
-        kwargs: Mapping[str, object],
+        item: _Item,
+        number: int,
         chosen: float | None,
     ) -> PruningSpec:
-        turn = turns.item(modality, index)
-        retention = self._budgeting.retention_of(turn, request)
+        retention = self._budgeting.retention_of(item.turn, request)
         if retention is None:
             retention = self._offer.settings.default_retention if chosen is None else chosen
-        budget_at = partial(self._processor.budget, items, modality, index, kwargs)
-        is_embedded = isinstance(items, EmbeddingItems | DictEmbeddingItems)
-        if is_embedded and retention < 1:
+        if item.is_embedded and retention < 1:
             raise RequestError(
-                f"retention {retention} needs pixels, but {modality} {index} came as precomputed "
-                "embeddings, which carry no encoder states; send retention 1.0 with them",
+                f"retention {retention} needs pixels, but {item.modality} {item.index} came as "
+                "precomputed embeddings, which carry no encoder states; send retention 1.0 with "
+                "them",
                 parameter="retention",
             )
-        if is_embedded or (retention == 1 and self._budgeting.most(turn, request) is None):
+        is_whole = retention == 1 and self._budgeting.most(item.turn, request) is None
+        if item.is_embedded or is_whole:
             return UNPRUNED
-        budget = self._budgeting.budget(retention, turn, request, budget_at)
-        if budget == budget_at(1.0):
+        budget = self._budgeting.budget(retention, item.turn, request, item.budget)
+        if budget == item.budget(1.0):
             return UNPRUNED
         assert request.method is not None
-        num_tokens = self._processor.num_visual_tokens(items, modality, index, kwargs)
-        most = method_named(request.method).max_tokens
-        if most is not None and num_tokens > most:
+        method, num_tokens = method_named(request.method), item.num_tokens
+        if method.max_tokens is not None and num_tokens > method.max_tokens:
             raise RequestError(
-                f"method {request.method!r} takes {modality} items of up to {most} tokens, for "
-                f"lack of memory, and {modality} {index} has {num_tokens}; send a smaller one, or "
-                f"another method such as {self._offer.default_method!r}",
+                f"method {request.method!r} takes {item.modality} items of up to "
+                f"{method.max_tokens} tokens, for lack of memory, and {item.modality} {item.index} "
+                f"has {num_tokens}; send a smaller one, or another method such as "
+                f"{self._offer.default_method!r}",
                 parameter="pruning.method",
             )
+        draws = method.needs(self._offer.encoder).seed
         return PruningSpec(
             budget=budget,
             num_tokens=num_tokens,
-            query_ids=self._query_ids(self._query(request, turns, modality, index)),
+            query_ids=self._query_ids(self._query(request, turns, item)),
             method=request.method,
             scope=request.scope,
+            seed=content_number(item.all.get(item.index)) if draws else 0,
             explanation=request.explanation,
+            item=number if request.explanation else 0,
         )
 
-    def _query(
-        self, request: PruningRequest, turns: Turns | LazyTurns, modality: str, index: int
-    ) -> str:
+    def _query(self, request: PruningRequest, turns: Turns | LazyTurns, item: _Item) -> str:
         assert request.method is not None
         if (
             request.query_mode == "none"
@@ -240,22 +241,17 @@ class Specifier:
         if request.query is not None:
             return request.query
         mode = request.query_mode or self._offer.settings.query_mode
-        return turns.query(mode, modality, index)
+        return turns.query(mode, item.modality, item.index)
 
-    def _check_total(self, specs: Specs, inputs: Any, kwargs: Mapping[str, object]) -> None:
+    def _check_total(self, items: Sequence[_Item], specs: Sequence[PruningSpec]) -> None:
         """Refuse a request that keeps more than the operator allows one to keep."""
         if self._offer.settings.max_visual_tokens_per_request is None:
             return
-        counts: list[tuple[int, Callable[[float], int]]] = []
-        for modality, items in self._prunable(inputs):
-            if isinstance(items, EmbeddingItems | DictEmbeddingItems):
-                continue
-            for index, spec in enumerate(specs[modality]):
-                budget_at = partial(self._processor.budget, items, modality, index, kwargs)
-                counts.append((spec.budget or budget_at(1.0), budget_at))
+        pairs = zip(items, specs, strict=True)
+        kept = [spec.budget or item.budget(1.0) for item, spec in pairs if not item.is_embedded]
+        with_pixels = [item for item in items if not item.is_embedded]
         self._budgeting.check_total(
-            sum(kept for kept, _ in counts),
-            lambda retention: sum(budget_at(retention) for _, budget_at in counts),
+            sum(kept), lambda retention: sum(item.budget(retention) for item in with_pixels)
         )
 
     def _query_ids(self, query: str) -> tuple[int, ...]:
@@ -267,42 +263,8 @@ class Specifier:
         return tuple(sorted(set(token_ids)))
 
 
-def with_contents(
-    specs: Specs, items: Any, hashes: Mapping[str, Sequence[str]], salt: str
-) -> Specs:
-    """Give the pruned items the keys by which workers know what the encoder made of them.
-
-    One that came as a name alone has none: a cache has it with the key of its content.
-    """
-    return {
-        modality: [
-            replace(spec, content=content_key(mm_hash, salt))
-            if spec.budget and items[modality].get(index) is not None
-            else spec
-            for index, (spec, mm_hash) in enumerate(zip(own, hashes[modality], strict=True))
-        ]
-        for modality, own in specs.items()
-    }
-
-
-def _seeded(specs: Specs, items: Any) -> dict[str, list[PruningSpec]]:
-    """Give the pruned items numbers that identify their content."""
-    return {
-        modality: [
-            replace(spec, seed=content_number(items[modality].get(index))) if spec.budget else spec
-            for index, spec in enumerate(modality_specs)
-        ]
-        for modality, modality_specs in specs.items()
-    }
-
-
-def _numbered(specs: Specs) -> dict[str, list[PruningSpec]]:
-    """Tell the pruned items of a request apart: images first, then videos."""
-    numbers = count()
-    return {
-        modality: [
-            replace(spec, item=number) if spec.budget else spec
-            for spec, number in zip(modality_specs, numbers, strict=False)
-        ]
-        for modality, modality_specs in specs.items()
-    }
+def _by_modality(items: Iterable[_Item], specs: Iterable[PruningSpec]) -> Specs:
+    by_modality: defaultdict[str, list[PruningSpec]] = defaultdict(list)
+    for item, spec in zip(items, specs, strict=True):
+        by_modality[item.modality].append(spec)
+    return dict(by_modality)

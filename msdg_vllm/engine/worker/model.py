@@ -18,14 +18,7 @@ from vllm.utils.platform_utils import is_pin_memory_available
 from msdg_vllm.core.profiles import EncoderProfile
 from msdg_vllm.core.stream import TokenStream
 from msdg_vllm.engine import tracing
-from msdg_vllm.engine.encoder import (
-    PROFILE_FILE,
-    allowed_methods,
-    check_depth,
-    default_method,
-    profile_of,
-    profiled_method,
-)
+from msdg_vllm.engine.encoder import PROFILE_FILE, Offer, check_depth, profiled_method
 from msdg_vllm.engine.guards import check_config, turn_off_encoder_graphs
 from msdg_vllm.engine.hooks import check_vllm
 from msdg_vllm.engine.spec import PruningSpec, field_name
@@ -36,7 +29,6 @@ from msdg_vllm.engine.worker.lookup import embed_queries
 from msdg_vllm.engine.worker.selection import EncodedImage, analyze_images, select_analyzed
 from msdg_vllm.engine.worker.statistics import PruningStatistics
 from msdg_vllm.methods import Encoder, Needs, Selection, method_named
-from msdg_vllm.settings import Settings
 
 # Below "vllm", because vLLM configures that logger and no other.
 logger = init_logger(f"vllm.{__name__}")
@@ -70,16 +62,14 @@ class PruningModel:
         resets.install()
         if is_traced:
             tracing.install_in_worker()
-        settings = Settings.from_environment()
-        found = profile_of(vllm_config.model_config, settings)
-        check_depth(found, len(self.encoder_blocks()))
-        self.encoder = self.encoder_of(vllm_config.model_config.hf_config, found and found.profile)
-        method = default_method(settings, found)
+        offer = Offer.of(vllm_config.model_config, self.encoder_of)
+        check_depth(offer.profile, len(self.encoder_blocks()))
+        self.encoder, settings = offer.encoder, offer.settings
         # A family that cannot make an image again of its rows has it encoded for every question.
         if type(self).kept_item is not PruningModel.kept_item:
             max_bytes = int(settings.image_store_gib * 2**30)
             self.store = ImageStore(max_bytes, self.encoder, pinned=pinned)
-        profiled = profiled_method(allowed_methods(settings, method), self.encoder)
+        profiled = profiled_method(offer.methods, self.encoder)
         needs = method_named(profiled).needs(self.encoder)
         self.num_profiled_states = max(1, needs.num_held_states)
         # What vLLM's memory profiling ran the tower on: the scheduler counts pruned tokens, so
@@ -88,13 +78,13 @@ class PruningModel:
         logger.info_once(
             "msdg-vllm prunes %s: profile %s, default retention %s, method %s, query mode %s, %s",
             vllm_config.model_config.architecture,
-            found.name if found else "none",
+            offer.profile.name if offer.profile else "none",
             settings.default_retention,
-            method,
+            offer.default_method,
             settings.query_mode,
             check_vllm(),
         )
-        if found is None and self.encoder.shows_states:
+        if offer.profile is None and self.encoder.shows_states:
             logger.warning_once(
                 "There is no profile of this vision encoder, so that methods which read one "
                 "(msdg) are refused. Make one with `msdg-vllm calibrate`, then start with it as "
