@@ -124,8 +124,8 @@ TABLE = """\
 | `model_executor.models.llava:_get_num_hidden_layers(hf_config)` | call | `models/clip.py` | how deep vLLM builds the tower |
 | `model_executor.models.llava:_build_llava_or_pixtral_hf_info(ctx)` | call | `models/llava.py` | Pixtral shares the name and stays stock |
 | `model_executor.models.llava:_build_llava_or_pixtral_hf_processor(info, dummy_inputs)` | call | `models/llava.py` | the same |
-| `model_executor.models.llava:LlavaForConditionalGeneration._image_pixels_to_features(self, vision_tower, pixel_values)` | call | `models/llava.py` | the tower without the projector |
-| `model_executor.models.llava_next:LlavaNextForConditionalGeneration._image_pixels_to_features(self, vision_tower, pixel_values)` | call | `models/llava_next.py` | the same |
+| `model_executor.models.llava:LlavaForConditionalGeneration._image_pixels_to_features(self, vision_tower, pixel_values)` | call | `models/clip.py` | the tower without the projector |
+| `model_executor.models.llava_next:LlavaNextForConditionalGeneration._image_pixels_to_features(self, vision_tower, pixel_values)` | call | `models/clip.py` | the same |
 | `model_executor.models.interfaces:SupportsMultiModal._mark_tower_model(self, vllm_config, modalities, ...)` | call | `models/mini_gemini/model.py` | which part of a model of our own is the tower |
 | `model_executor.models.interfaces:SupportsMultiModal._mark_language_model(self, vllm_config, ...)` | call | `models/mini_gemini/model.py` | and which the language model |
 | `entrypoints.openai.chat_completion.protocol:ChatCompletionRequest.build_chat_params(self, default_template, default_template_content_format)` | wrap | `server/rendering.py` | wishes travel with what a request builds for the renderer |

@@ -41,6 +41,13 @@ class TileLayout:
         return cls(tokens_per_tile, tuple(sizes.tolist()), order, grids)
 
     @classmethod
+    def of_squares(cls, num_tiles: int, tokens_per_tile: int) -> TileLayout:
+        """The layout of square tiles without padding, read one after the other."""
+        side = math.isqrt(tokens_per_tile)
+        order = torch.arange(num_tiles * tokens_per_tile)
+        return cls.of_order(order, num_tiles, tokens_per_tile, ((side, side),) * num_tiles)
+
+    @classmethod
     def of_one_tile(cls, grids: tuple[tuple[int, int], ...]) -> TileLayout:
         """The layout of an image that the encoder sees whole: one grid, or one for each frame."""
         num_tokens = sum(rows * columns for rows, columns in grids)
@@ -61,6 +68,11 @@ class TileLayout:
         """Real tokens of the image."""
         return sum(self.tile_sizes)
 
+    @property
+    def num_places(self) -> int:
+        """Tokens of all tiles, padding included."""
+        return self.num_tiles * self.tokens_per_tile
+
     def budget(self, retention: float) -> int:
         """Tokens to keep: the share of one tile for each tile, as far as there are real tokens."""
         share = num_kept_tokens(self.tokens_per_tile, retention)
@@ -80,7 +92,7 @@ class TileLayout:
 
     def valid(self) -> torch.Tensor:
         """`(tiles, N)` on the host, False for padding."""
-        mask = torch.zeros(self.num_tiles * self.tokens_per_tile, dtype=torch.bool)
+        mask = torch.zeros(self.num_places, dtype=torch.bool)
         mask[self.order] = True
         return mask.view(self.num_tiles, self.tokens_per_tile)
 

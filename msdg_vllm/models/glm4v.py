@@ -17,7 +17,7 @@ from vllm.multimodal.inputs import MultiModalFeatureSpec
 
 from msdg_vllm.engine.worker.positions import MediaGrid, Medium
 from msdg_vllm.models.qwen2_vl import PruningQwenVL
-from msdg_vllm.models.qwen_processor import PruningQwenVLProcessor
+from msdg_vllm.models.qwen_processor import GRID, PruningQwenVLProcessor
 
 
 class PruningGlm4vProcessor(PruningQwenVLProcessor, Glm4vMultiModalProcessor):
@@ -48,16 +48,14 @@ class PruningGlm(PruningQwenVL):
     modalities = ("image",)
 
     def media(self, mm_features: list[MultiModalFeatureSpec]) -> Sequence[Medium]:
-        merge_size = self.config.vision_config.spatial_merge_size
         media = []
         for feature in mm_features:
             data: Any = feature.data
-            frames, height, width = data[f"{feature.modality}_grid_thw"].data.tolist()
-            shape = (height // merge_size, width // merge_size)
+            frames, rows, columns = self.merged(data[GRID[feature.modality]].data.tolist())
             # The frames of a video stand between texts, each one grid.
             runs = feature.mm_position.extract_embeds_range()
             media += [
-                MediaGrid(start, end - start + 1, (frames // len(runs), *shape))
+                MediaGrid(start, end - start + 1, (frames // len(runs), rows, columns))
                 for start, end in runs
             ]
         return media

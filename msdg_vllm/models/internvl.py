@@ -6,8 +6,9 @@ vLLM has two classes for it, for the two formats of its checkpoints.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from operator import attrgetter
 from types import SimpleNamespace
 from typing import Any
 
@@ -50,21 +51,23 @@ def encoder_of(hf_config: Any, profile: EncoderProfile | None) -> Encoder:
     )
 
 
-def layout_of(num_tiles: int, tokens_per_tile: int) -> TileLayout:
-    """Tiles one after the other, the thumbnail last, as the language model reads them."""
-    side = math.isqrt(tokens_per_tile)
-    return TileLayout.of_order(
-        torch.arange(num_tiles * tokens_per_tile),
-        num_tiles,
-        tokens_per_tile,
-        grids=((side, side),) * num_tiles,
-    )
-
-
 class PruningInternVLProcessor(PruningProcessor):
     """Mixin for InternVL's processors: a budget per tile."""
 
     encoder_of = staticmethod(encoder_of)
+
+    def num_visual_tokens(
+        self, items: Any, modality: str, index: int, kwargs: Mapping[str, object], **more: Any
+    ) -> int:
+        size = items.get_image_size(index)
+        return int(
+            self.info.get_num_image_tokens(
+                image_width=size.width,
+                image_height=size.height,
+                processor=self.info.get_hf_processor(**kwargs),
+                **more,
+            )
+        )
 
     def budget(
         self, items: Any, modality: str, index: int, kwargs: Mapping[str, object], retention: float
@@ -75,22 +78,22 @@ class PruningInternVLProcessor(PruningProcessor):
 
 
 class PruningInternVLModel(PruningModel):
-    """Mixin for InternVL's models: goes before the stock class in the bases."""
+    """Mixin for InternVL's models: goes before the stock class in the bases.
+
+    Attributes:
+        pixels_name: The field with the pixels of tiles, the thumbnail last.
+        attention_of: The module of a block that hands queries and keys to a fused `attn`.
+        scale_of: What a block multiplies the output of its MLP by.
+    """
 
     encoder_of = staticmethod(encoder_of)
     pixels_name: str
+    attention_of: Callable[[Any], Any]
+    scale_of: Callable[[Any], torch.Tensor]
     num_image_token: int
     downsample_ratio: float
     extract_feature: Any
     pixel_shuffle: Any
-
-    def attention_of(self, block: Any) -> Any:
-        """The module of a block that hands queries and keys to a fused `attn`."""
-        raise NotImplementedError
-
-    def scale_of(self, block: Any) -> torch.Tensor:
-        """What a block multiplies the output of its MLP by."""
-        raise NotImplementedError
 
     def take_items(
         self, kwargs: Mapping[str, Any], modality: str, indices: Sequence[int]
@@ -122,7 +125,8 @@ class PruningInternVLModel(PruningModel):
         ) as captured:
             visual = self.extract_feature(pixels)
         layouts = [
-            layout_of(count, self.num_image_token) for count in kwargs["image_num_patches"].tolist()
+            TileLayout.of_squares(count, self.num_image_token)
+            for count in kwargs["image_num_patches"].tolist()
         ]
         signals = self._patch_signals(captured, needs, order)
         if stream is not None:
@@ -134,7 +138,8 @@ class PruningInternVLModel(PruningModel):
     ) -> EncodedImage:
         start = sum(map(int, kwargs["image_num_patches"][:index]))
         pixels = kwargs[self.pixels_name][start : start + len(rows)]
-        return EncodedImage(Signals(), rows, layout_of(len(rows), self.num_image_token), pixels)
+        layout = TileLayout.of_squares(len(rows), self.num_image_token)
+        return EncodedImage(Signals(), rows, layout, pixels)
 
     def _patch_order(self) -> torch.Tensor:
         """Where the encoder has the patches of a tile, token by token, `(P,)`."""
@@ -161,18 +166,6 @@ class PruningInternVLModel(PruningModel):
 class PruningInternVLChatProcessor(PruningInternVLProcessor, InternVLMultiModalProcessor):
     """The processor of InternVL's own format with budgets."""
 
-    def num_visual_tokens(
-        self, items: Any, modality: str, index: int, kwargs: Mapping[str, object]
-    ) -> int:
-        size = items.get_image_size(index)
-        return int(
-            self.info.get_num_image_tokens(
-                image_width=size.width,
-                image_height=size.height,
-                processor=self.info.get_hf_processor(**kwargs),
-            )
-        )
-
     def placeholder_ids(self) -> Mapping[int, str]:
         # Text as far as the tokenizer is concerned, unless a checkpoint made it a token.
         token_ids = self.info.get_tokenizer().encode("<image>", add_special_tokens=False)
@@ -188,33 +181,20 @@ class PruningInternVLChat(PruningInternVLModel, InternVLChatModel):
     """InternVL in its own format that keeps the visual tokens its requests pay for."""
 
     pixels_name = "pixel_values_flat"
+    attention_of = attrgetter("attn")
+    scale_of = attrgetter("ls2")
 
     def encoder_blocks(self) -> Sequence[nn.Module]:
         return list(self.vision_model.encoder.layers)
-
-    def attention_of(self, block: Any) -> Any:
-        return block.attn
-
-    def scale_of(self, block: Any) -> torch.Tensor:
-        scale: torch.Tensor = block.ls2
-        return scale
 
 
 class PruningInternVLHfProcessor(PruningInternVLProcessor, InternS1MultiModalProcessor):
     """The processor of InternVL in Hugging Face's format with budgets."""
 
     def num_visual_tokens(
-        self, items: Any, modality: str, index: int, kwargs: Mapping[str, object]
+        self, items: Any, modality: str, index: int, kwargs: Mapping[str, object], **more: Any
     ) -> int:
-        size = items.get_image_size(index)
-        return int(
-            self.info.get_num_image_tokens(
-                image_width=size.width,
-                image_height=size.height,
-                processor=self.info.get_hf_processor(**kwargs),
-                mm_kwargs=kwargs,
-            )
-        )
+        return super().num_visual_tokens(items, modality, index, kwargs, mm_kwargs=kwargs)
 
     def placeholder_ids(self) -> Mapping[int, str]:
         return {self.info.get_hf_processor().image_token_id: "image"}
@@ -229,14 +209,12 @@ class PruningInternVLHf(PruningInternVLModel, InternS1ForConditionalGeneration):
     """InternVL in Hugging Face's format that keeps the visual tokens its requests pay for."""
 
     pixels_name = "pixel_values"
+    scale_of = attrgetter("lambda_2")
 
     def encoder_blocks(self) -> Sequence[nn.Module]:
         return list(self.vision_tower.encoder.layer)
 
-    def attention_of(self, block: Any) -> Any:
+    @staticmethod
+    def attention_of(block: Any) -> Any:
         # Not parted among ranks: each has all heads.
         return SimpleNamespace(attn=block.attention.attn, tp_size=1)
-
-    def scale_of(self, block: Any) -> torch.Tensor:
-        scale: torch.Tensor = block.lambda_2
-        return scale

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import nn
 from transformers import PixtralVisionConfig
 from vllm.model_executor.models.llava import (
     LlavaDummyInputsBuilder,
@@ -19,26 +18,19 @@ from vllm.model_executor.models.llava import (
 )
 from vllm.multimodal import MULTIMODAL_REGISTRY
 
-from msdg_vllm.engine.api.processor import PruningProcessor
 from msdg_vllm.engine.layout import TileLayout
-from msdg_vllm.engine.worker.model import PruningModel
 from msdg_vllm.engine.worker.selection import EncodedImage, encoded_images
 from msdg_vllm.methods import Needs, Signals
-from msdg_vllm.models import clip
+from msdg_vllm.models.clip import ClipModel, ClipProcessor
 
 
-class PruningLlavaProcessor(PruningProcessor, LlavaMultiModalProcessor):
+class PruningLlavaProcessor(ClipProcessor, LlavaMultiModalProcessor):
     """LLaVA's processor with a budget per image."""
-
-    encoder_of = staticmethod(clip.encoder_of)
 
     def num_visual_tokens(
         self, items: Any, modality: str, index: int, kwargs: Mapping[str, object]
     ) -> int:
         return int(self.info.get_max_image_tokens())
-
-    def placeholder_ids(self) -> Mapping[int, str]:
-        return {self.info.get_hf_config().image_token_index: "image"}
 
 
 def _layout(num_patches: int) -> TileLayout:
@@ -60,17 +52,12 @@ def _build_processor(info: Any, dummy_inputs: Any) -> Any:
     info=_build_llava_or_pixtral_hf_info,
     dummy_inputs=LlavaDummyInputsBuilder,
 )
-class PruningLlava(PruningModel, LlavaForConditionalGeneration):
+class PruningLlava(ClipModel, LlavaForConditionalGeneration):
     """LLaVA-1.5 that keeps the visual tokens its requests pay for."""
-
-    encoder_of = staticmethod(clip.encoder_of)
 
     @classmethod
     def can_prune(cls, hf_config: Any) -> bool:
         return not isinstance(hf_config.vision_config, PixtralVisionConfig)
-
-    def encoder_blocks(self) -> Sequence[nn.Module]:
-        return clip.blocks_of(self.vision_tower)
 
     def take_items(
         self, kwargs: Mapping[str, Any], modality: str, indices: Sequence[int]
@@ -82,13 +69,9 @@ class PruningLlava(PruningModel, LlavaForConditionalGeneration):
         self, kwargs: Mapping[str, Any], modality: str, needs: Needs
     ) -> list[list[EncodedImage]]:
         pixels = kwargs["pixel_values"]
-        stream, num_leading = self.token_stream(needs), clip.num_leading_tokens(self.config)
-        with clip.capture(self.vision_tower, needs, stream, num_leading) as captured:
-            features: Any = self._image_pixels_to_features(self.vision_tower, pixels)
-        layouts = [_layout(features.shape[1])] * len(pixels)
-        signals = clip.patch_signals(captured, features, needs, stream)
-        projector: Any = self.multi_modal_projector
-        return [encoded_images(signals, projector(features), layouts, pixels, projector)]
+        signals, visual = self.encode_tiles(pixels, needs)
+        layouts = [_layout(visual.shape[1])] * len(pixels)
+        return [encoded_images(signals, visual, layouts, pixels, self.multi_modal_projector)]
 
     def kept_item(
         self, kwargs: Mapping[str, Any], modality: str, index: int, rows: torch.Tensor

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import nn
 from transformers.models.llava_next.modeling_llava_next import (
     get_anyres_image_grid_shape,
     unpad_image,
@@ -19,13 +18,11 @@ from vllm.model_executor.models.llava_next import (
 )
 from vllm.multimodal import MULTIMODAL_REGISTRY
 
-from msdg_vllm.engine.api.processor import PruningProcessor
 from msdg_vllm.engine.layout import TileLayout
 from msdg_vllm.engine.spec import PruningSpec
-from msdg_vllm.engine.worker.model import PruningModel
 from msdg_vllm.engine.worker.selection import EncodedImage, encoded_images
 from msdg_vllm.methods import Needs, Signals
-from msdg_vllm.models import clip
+from msdg_vllm.models.clip import ClipModel, ClipProcessor
 
 
 def layout_of(hf_config: Any, height: int, width: int) -> TileLayout:
@@ -52,10 +49,8 @@ def layout_of(hf_config: Any, height: int, width: int) -> TileLayout:
     )
 
 
-class PruningLlavaNextProcessor(PruningProcessor, LlavaNextMultiModalProcessor):
+class PruningLlavaNextProcessor(ClipProcessor, LlavaNextMultiModalProcessor):
     """LLaVA-NeXT's processor with a budget per tile."""
-
-    encoder_of = staticmethod(clip.encoder_of)
 
     def num_visual_tokens(
         self, items: Any, modality: str, index: int, kwargs: Mapping[str, object]
@@ -69,22 +64,14 @@ class PruningLlavaNextProcessor(PruningProcessor, LlavaNextMultiModalProcessor):
         size = items.get_image_size(index)
         return layout_of(self.info.get_hf_config(), size.height, size.width).budget(retention)
 
-    def placeholder_ids(self) -> Mapping[int, str]:
-        return {self.info.get_hf_config().image_token_index: "image"}
-
 
 @MULTIMODAL_REGISTRY.register_processor(
     PruningLlavaNextProcessor,
     info=LlavaNextProcessingInfo,
     dummy_inputs=LlavaDummyInputsBuilder,
 )
-class PruningLlavaNext(PruningModel, LlavaNextForConditionalGeneration):
+class PruningLlavaNext(ClipModel, LlavaNextForConditionalGeneration):
     """LLaVA-NeXT that keeps the visual tokens its requests pay for."""
-
-    encoder_of = staticmethod(clip.encoder_of)
-
-    def encoder_blocks(self) -> Sequence[nn.Module]:
-        return clip.blocks_of(self.vision_tower)
 
     def tile_layout(self, kwargs: Mapping[str, Any], index: int) -> TileLayout:
         """The layout of an image, from what the host knows."""
@@ -95,8 +82,7 @@ class PruningLlavaNext(PruningModel, LlavaNextForConditionalGeneration):
     def num_tower_tokens(
         self, kwargs: Mapping[str, Any], modality: str, index: int, spec: PruningSpec
     ) -> int:
-        layout = self.tile_layout(kwargs, index)
-        return layout.num_tiles * layout.tokens_per_tile
+        return self.tile_layout(kwargs, index).num_places
 
     def take_items(
         self, kwargs: Mapping[str, Any], modality: str, indices: Sequence[int]
@@ -112,15 +98,10 @@ class PruningLlavaNext(PruningModel, LlavaNextForConditionalGeneration):
     def encode_items(
         self, kwargs: Mapping[str, Any], modality: str, needs: Needs
     ) -> list[list[EncodedImage]]:
-        tower: Any = self.vision_tower
         pixels = torch.cat(kwargs["pixel_values"])
-        stream, num_leading = self.token_stream(needs), clip.num_leading_tokens(self.config)
-        with clip.capture(tower, needs, stream, num_leading) as captured:
-            features: Any = self._image_pixels_to_features(tower, pixels)
+        signals, visual = self.encode_tiles(pixels, needs)
         layouts = [self.tile_layout(kwargs, i) for i in range(len(kwargs["pixel_values"]))]
-        signals = clip.patch_signals(captured, features, needs, stream)
-        projector: Any = self.multi_modal_projector
-        return [encoded_images(signals, projector(features), layouts, pixels, projector)]
+        return [encoded_images(signals, visual, layouts, pixels, self.multi_modal_projector)]
 
     def kept_item(
         self, kwargs: Mapping[str, Any], modality: str, index: int, rows: torch.Tensor

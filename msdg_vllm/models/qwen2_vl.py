@@ -160,7 +160,7 @@ class PruningQwenVL(PruningModel):
         tokens = stream.finish() if stream else None
         images: list[EncodedImage] = []
         start = 0
-        for index, shape in enumerate(map(self._merged, grids)):
+        for index, shape in enumerate(map(self.merged, grids)):
             end = start + math.prod(shape)
             here = slice(start, end)
             signals = self._item_signals(captured, here if order is None else order[here], needs)
@@ -173,7 +173,7 @@ class PruningQwenVL(PruningModel):
             start = end
         return [images]
 
-    def _merged(self, grid: Sequence[int]) -> tuple[int, int, int]:
+    def merged(self, grid: Sequence[int]) -> tuple[int, int, int]:
         """Frames, rows and columns of tokens of a grid of patches."""
         frames, height, width = grid
         merge_size = self.visual.spatial_merge_size
@@ -182,7 +182,7 @@ class PruningQwenVL(PruningModel):
     def kept_item(
         self, kwargs: Mapping[str, Any], modality: str, index: int, rows: torch.Tensor
     ) -> EncodedImage:
-        *before, shape = map(self._merged, kwargs[GRID[modality]][: index + 1].tolist())
+        *before, shape = map(self.merged, kwargs[GRID[modality]][: index + 1].tolist())
         start = sum(map(math.prod, before))
         merge_size = self.visual.spatial_merge_size
         return EncodedImage(

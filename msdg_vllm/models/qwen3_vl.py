@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,7 +24,7 @@ from vllm.utils.torch_utils import async_tensor_h2d
 from msdg_vllm.engine.worker.lookup import embed_queries
 from msdg_vllm.engine.worker.positions import FramesInText, MediaGrid, Medium, with_positions
 from msdg_vllm.models.qwen2_vl import PruningQwenVL
-from msdg_vllm.models.qwen_processor import PruningQwenVLProcessor
+from msdg_vllm.models.qwen_processor import GRID, PruningQwenVLProcessor
 
 
 class PruningQwen3VLProcessor(PruningQwenVLProcessor, Qwen3VLMultiModalProcessor):
@@ -57,13 +58,11 @@ class PruningQwen3(PruningQwenVL):
         return taken
 
     def media(self, mm_features: list[MultiModalFeatureSpec]) -> Sequence[Medium]:
-        merge_size = self.config.vision_config.spatial_merge_size
         media: list[Medium] = []
         for feature in mm_features:
             data: Any = feature.data
             offset, length = feature.mm_position.offset, feature.mm_position.length
-            frames, height, width = data[f"{feature.modality}_grid_thw"].data.tolist()
-            shape = (frames, height // merge_size, width // merge_size)
+            shape = self.merged(data[GRID[feature.modality]].data.tolist())
             if feature.modality == "image":
                 media.append(MediaGrid(offset, length, shape))
             else:
@@ -103,15 +102,16 @@ class PruningQwen3(PruningQwenVL):
         if modality == "image":
             return lambda tokens, kept: place(torch.cat([tokens, levels[kept]], dim=-1), kept)
         video = self._video(shape, kwargs["timestamps"][index])
-        positions, is_text = video.positions(), video.is_text
-        pads, texts = (~is_text).nonzero().flatten(), is_text.nonzero().flatten()
+        is_text = video.is_text
+        to_device = partial(async_tensor_h2d, device=rows.device)
 
         def between_texts(tokens: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
             text = self._embed_text(video.text_ids)
             whole = torch.cat([torch.cat([tokens, levels[kept]], dim=-1), text])
-            places = torch.cat([_to_device(pads, rows)[kept], _to_device(texts, rows)])
+            pads, texts = (to_device(mask.nonzero().flatten()) for mask in (~is_text, is_text))
+            places = torch.cat([pads[kept], texts])
             order = places.argsort()
-            return with_positions(_to_device(positions, rows), whole[order], places[order])
+            return with_positions(to_device(video.positions()), whole[order], places[order])
 
         return between_texts
 
@@ -122,10 +122,6 @@ class PruningQwen3(PruningQwenVL):
         assert embeddings is not None
         levels = embeddings.new_zeros(len(embeddings), self.row_width - self.embedding_width)
         return torch.cat([embeddings, levels], dim=-1)
-
-
-def _to_device(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    return async_tensor_h2d(tensor, device=like.device)
 
 
 @MULTIMODAL_REGISTRY.register_processor(

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -39,30 +39,6 @@ _NO_POSITION = -1
 # A pending token holds -1 - x in place of a position: on the first axis with x = where its item
 # starts, on the second with x = where the text behind the item goes on.
 _PENDING = "msdg_pending_positions"
-
-
-class Medium(Protocol):
-    """An image or video in a prompt.
-
-    Attributes:
-        offset: Index in the prompt of its first token.
-        length: How many tokens the prompt holds of it.
-        is_pruned: Whether these are fewer than it has.
-        extent: Positions that it takes up, however many of its tokens are kept.
-    """
-
-    @property
-    def offset(self) -> int: ...
-    @property
-    def length(self) -> int: ...
-    @property
-    def is_pruned(self) -> bool: ...
-    @property
-    def extent(self) -> int: ...
-
-    def positions(self) -> torch.Tensor:
-        """Positions of all its tokens relative to its start, `(N, 3)` int64."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +127,10 @@ class FramesInText:
                 parts.append(torch.arange(start, start + count).unsqueeze(1).expand(-1, 3))
                 start += count
         return torch.cat(parts)
+
+
+Medium = MediaGrid | FramesInText
+"""An image or video in a prompt: where it is there, and which positions it takes up."""
 
 
 def grid_positions(

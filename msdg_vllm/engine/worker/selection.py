@@ -234,7 +234,7 @@ def _rows(image: EncodedImage, spec: PruningSpec, encoder: Encoder) -> list[Imag
 
 def _real_tokens(layout: TileLayout, like: torch.Tensor) -> list[torch.Tensor | None]:
     """Which tokens of each tile are real; None for all."""
-    if layout.num_tokens == layout.num_tiles * layout.tokens_per_tile:
+    if layout.num_tokens == layout.num_places:
         return [None] * layout.num_tiles
     places = [tile.nonzero().flatten() for tile in layout.valid()]
     on_device = _to_device(torch.cat(places), like).split(list(layout.tile_sizes))
@@ -252,14 +252,13 @@ def _of_image(
         (selection,) = rows
         assert selection is not None
         return selection
-    num_places = layout.num_tiles * layout.tokens_per_tile
     tiles = [(tile, row) for tile, row in enumerate(rows) if row is not None]
     order = _to_device(layout.order, tiles[0][1].indices)
     if len(rows) < layout.num_tiles:
-        return tiles[0][1].spread(order, num_places)
+        return tiles[0][1].spread(order, layout.num_places)
     positions = torch.cat([row.indices + tile * layout.tokens_per_tile for tile, row in tiles])
     # Where each position stands in the order of reading.
-    place = torch.empty(num_places, dtype=torch.int64)
+    place = torch.empty(layout.num_places, dtype=torch.int64)
     place[layout.order] = torch.arange(layout.num_tokens)
     by_reading = _to_device(place, positions)[positions].argsort()
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch
 from vllm.multimodal.inputs import MultiModalFieldConfig
 from vllm.multimodal.processing import (
     BaseDummyInputsBuilder,
@@ -15,9 +14,8 @@ from vllm.multimodal.processing import (
     PromptUpdate,
 )
 
-from msdg_vllm.engine.api.processor import PruningProcessor
 from msdg_vllm.engine.layout import TileLayout
-from msdg_vllm.models import clip
+from msdg_vllm.models.clip import ClipProcessor
 from msdg_vllm.models.mini_gemini.config import MGMConfig
 from msdg_vllm.models.mini_gemini.images import MiniGeminiImages
 
@@ -26,11 +24,7 @@ IMAGE_TOKEN = "<image>"
 
 def layout_of(config: MGMConfig) -> TileLayout:
     """The tiles of every image: the whole first, then the cells, one behind the other."""
-    order = torch.arange(config.num_tiles * config.tokens_per_tile)
-    side = config.tokens_per_side
-    return TileLayout.of_order(
-        order, config.num_tiles, config.tokens_per_tile, grids=((side, side),) * config.num_tiles
-    )
+    return TileLayout.of_squares(config.num_tiles, config.tokens_per_tile)
 
 
 class MiniGeminiProcessingInfo(BaseProcessingInfo):
@@ -104,10 +98,8 @@ class MiniGeminiProcessor(BaseMultiModalProcessor[MiniGeminiProcessingInfo]):
         ]
 
 
-class PruningMiniGeminiProcessor(PruningProcessor, MiniGeminiProcessor):
+class PruningMiniGeminiProcessor(ClipProcessor, MiniGeminiProcessor):
     """Mini-Gemini's processor with a budget per tile."""
-
-    encoder_of = staticmethod(clip.encoder_of)
 
     def num_visual_tokens(
         self, items: Any, modality: str, index: int, kwargs: Mapping[str, object]
@@ -118,6 +110,3 @@ class PruningMiniGeminiProcessor(PruningProcessor, MiniGeminiProcessor):
         self, items: Any, modality: str, index: int, kwargs: Mapping[str, object], retention: float
     ) -> int:
         return layout_of(self.info.get_hf_config()).budget(retention)
-
-    def placeholder_ids(self) -> Mapping[int, str]:
-        return {self.info.get_hf_config().image_token_index: "image"}

@@ -7,15 +7,12 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import nn
 from vllm.config import VllmConfig
 from vllm.multimodal import MULTIMODAL_REGISTRY
 
-from msdg_vllm.engine.spec import PruningSpec
-from msdg_vllm.engine.worker.model import PruningModel
 from msdg_vllm.engine.worker.selection import EncodedImage
 from msdg_vllm.methods import Needs, Signals
-from msdg_vllm.models import clip
+from msdg_vllm.models.clip import ClipModel, capture, patch_signals
 from msdg_vllm.models.mini_gemini.images import MEAN, STD
 from msdg_vllm.models.mini_gemini.mining import squares_of
 from msdg_vllm.models.mini_gemini.model import MiniGemini
@@ -32,24 +29,13 @@ from msdg_vllm.models.mini_gemini.processor import (
     info=MiniGeminiProcessingInfo,
     dummy_inputs=MiniGeminiDummyInputs,
 )
-class PruningMiniGemini(PruningModel, MiniGemini):
+class PruningMiniGemini(ClipModel, MiniGemini):
     """Mini-Gemini that keeps the visual tokens its requests pay for."""
-
-    encoder_of = staticmethod(clip.encoder_of)
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
         super().__init__(vllm_config=vllm_config, prefix=prefix)
         # Checkpoints have no preprocessor_config.json to say it.
         self.pixel_statistics = MEAN, STD
-
-    def encoder_blocks(self) -> Sequence[nn.Module]:
-        return clip.blocks_of(self.vision_tower)
-
-    def num_tower_tokens(
-        self, kwargs: Mapping[str, Any], modality: str, index: int, spec: PruningSpec
-    ) -> int:
-        layout = layout_of(self.config)
-        return layout.num_tiles * layout.tokens_per_tile
 
     def take_items(
         self, kwargs: Mapping[str, Any], modality: str, indices: Sequence[int]
@@ -68,11 +54,11 @@ class PruningMiniGemini(PruningModel, MiniGemini):
     def _encoded(self, tiles: torch.Tensor, pixels: torch.Tensor, needs: Needs) -> EncodedImage:
         stream = self.token_stream(needs)
         # One class token stands before the patches.
-        with clip.capture(self.vision_tower, needs, stream, num_leading=1) as captured:
+        with capture(self.encoder_blocks(), needs, stream, num_leading=1) as captured:
             features = self.clip_features(tiles)
         maps = self.high_resolution_maps(pixels)
         image = EncodedImage(
-            signals=clip.patch_signals(captured, features, needs, stream),
+            signals=patch_signals(captured, features, needs, stream),
             visual=features,
             layout=layout_of(self.config),
             pixels=tiles,
