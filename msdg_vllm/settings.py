@@ -7,6 +7,7 @@ to the Hugging Face processor.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
@@ -30,14 +31,14 @@ class Setting:
         help: What it is for, as `--help` says it.
         metavar: What stands for the value there; empty for a switch.
         choices: The values there are, where they can be named.
-        default: What happens without it, in words, where the value does not say it.
+        unset: What happens without it, in words, where the default does not say it.
     """
 
     parse: Callable[[str], Any]
     help: str
     metavar: str = ""
     choices: tuple[str, ...] = ()
-    default: str = ""
+    unset: str = ""
 
 
 def variable_of(name: str) -> str:
@@ -54,20 +55,26 @@ def _fraction(text: str) -> float:
         ) from None
 
 
-def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise ValueError(f"must be an integer of at least 1, got {text!r}")
-    return int(text)
+def _count(what: str) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        if not text.isdecimal() or int(text) < 1:
+            raise ValueError(f"must be {what}, got {text!r}")
+        return int(text)
+
+    return parse
 
 
-def _seconds(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < float("inf"):
-        raise ValueError(f"must be a number of seconds above 0, got {text!r}")
-    return value
+def _number(what: str, is_allowed: Callable[[float], bool]) -> Callable[[str], float]:
+    def parse(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not math.isfinite(value) or not is_allowed(value):
+            raise ValueError(f"must be a number of {what}, got {text!r}")
+        return value
+
+    return parse
 
 
 def _fractions(text: str) -> tuple[float, ...]:
@@ -81,22 +88,6 @@ def _methods(text: str) -> tuple[str, ...]:
     for name in names:
         validate_choice("a method", name, (*METHODS, ALL_METHODS))
     return names
-
-
-def _megabytes(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise ValueError(f"must be a whole number of megabytes, at least 1, got {text!r}")
-    return int(text)
-
-
-def _gibibytes(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value < float("inf"):
-        raise ValueError(f"must be a number of gibibytes, at least 0, got {text!r}")
-    return value
 
 
 def _switch(text: str) -> bool:
@@ -113,8 +104,20 @@ def _one_of(name: str, allowed: tuple[str, ...]) -> Callable[[str], str]:
     return parse
 
 
-def _setting(default: Any, setting: Setting) -> Any:
+def _setting(
+    default: Any,
+    parse: Callable[[str], Any],
+    help: str,
+    metavar: str = "",
+    *,
+    choices: tuple[str, ...] = (),
+    unset: str = "",
+) -> Any:
+    setting = Setting(parse, help, metavar, choices, unset)
     return field(default=default, metadata={"setting": setting})
+
+
+_tokens = _count("an integer of at least 1")
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,134 +126,107 @@ class Settings:
 
     default_retention: float = _setting(
         1.0,
-        Setting(
-            _fraction,
-            "Fraction of each image's tokens to keep, in (0, 1]; 1.0 turns pruning off.",
-            "FRACTION",
-        ),
+        _fraction,
+        "Fraction of each image's tokens to keep, in (0, 1]; 1.0 turns pruning off.",
+        "FRACTION",
     )
     default_method: str | None = _setting(
         None,
-        Setting(
-            _one_of("method", METHODS),
-            "Which method chooses the tokens; docs/methods.md compares them.",
-            choices=METHODS,
-            default=f"{METHODS[0]}, or divprune for a vision encoder without a profile",
-        ),
+        _one_of("method", METHODS),
+        "Which method chooses the tokens; docs/methods.md compares them.",
+        choices=METHODS,
+        unset=f"{METHODS[0]}, or divprune for a vision encoder without a profile",
     )
     query_mode: str = _setting(
         QUERY_MODES[0],
-        Setting(
-            _one_of("query_mode", QUERY_MODES),
-            "Which text the tokens are chosen for: that of the image's own turn, that of the "
-            "last turn, or none, so that all questions share one selection.",
-            choices=QUERY_MODES,
-        ),
+        _one_of("query_mode", QUERY_MODES),
+        "Which text the tokens are chosen for: that of the image's own turn, that of the "
+        "last turn, or none, so that all questions share one selection.",
+        choices=QUERY_MODES,
     )
     profile: Path | None = _setting(  # noqa: RUF009
         None,
-        Setting(
-            Path,
-            "Encoder profile (JSON), for a vision encoder that has none built in.",
-            "FILE",
-            default="the model's own or a built-in one",
-        ),
+        Path,
+        "Encoder profile (JSON), for a vision encoder that has none built in.",
+        "FILE",
+        unset="the model's own or a built-in one",
     )
     methods: tuple[str, ...] = _setting(
         tuple(name for name in METHODS if name not in ON_DEMAND),
-        Setting(
-            _methods,
-            "Methods that requests may name, or `all`. Memory is set aside for the one that needs "
-            "most of it.",
-            "NAME,...",
-            default=f"all but {' and '.join(ON_DEMAND)}, which take much memory or wait for the "
-            "device",
-        ),
+        _methods,
+        "Methods that requests may name, or `all`. Memory is set aside for the one that needs "
+        "most of it.",
+        "NAME,...",
+        unset=f"all but {' and '.join(ON_DEMAND)}, which take much memory or wait for the device",
     )
     retention_aliases: tuple[float, ...] = _setting(
         (),
-        Setting(
-            _fractions,
-            "Also serve the model as NAME@FRACTION for each of these, for clients that can send "
-            "no field: such a name means that retention where a request says nothing else.",
-            "FRACTION,...",
-            default="none",
-        ),
+        _fractions,
+        "Also serve the model as NAME@FRACTION for each of these, for clients that can send "
+        "no field: such a name means that retention where a request says nothing else.",
+        "FRACTION,...",
+        unset="none",
     )
     detail_low_retention: float | None = _setting(
         None,
-        Setting(
-            _fraction,
-            'What `"detail": "low"` of an image means, where neither the image nor the request '
-            "names a retention.",
-            "FRACTION",
-            default="nothing",
-        ),
+        _fraction,
+        'What `"detail": "low"` of an image means, where neither the image nor the request '
+        "names a retention.",
+        "FRACTION",
+        unset="nothing",
     )
-    # What vLLM lets a picture have that it fetches itself.
+    # What vLLM lets an image have that it fetches itself.
     max_request_mb: int = _setting(
         256,
-        Setting(
-            _megabytes,
-            "Largest body of a request, images included; a larger one is answered with a 413.",
-            "MEGABYTES",
-        ),
+        _count("a whole number of megabytes, at least 1"),
+        "Largest body of a request, images included; a larger one is answered with a 413.",
+        "MEGABYTES",
     )
     min_retention: float | None = _setting(
         None,
-        Setting(
-            _fraction,
-            "Lowest retention that a request may ask for; asking for less is answered with a 400.",
-            "FRACTION",
-            default="none",
-        ),
+        _fraction,
+        "Lowest retention that a request may ask for; asking for less is answered with a 400.",
+        "FRACTION",
+        unset="none",
     )
     max_visual_tokens: int | None = _setting(
         None,
-        Setting(
-            _count,
-            "Most tokens that an image keeps whose request names no such number.",
-            "TOKENS",
-            default="none",
-        ),
+        _tokens,
+        "Most tokens that an image keeps whose request names no such number.",
+        "TOKENS",
+        unset="none",
     )
     max_visual_tokens_per_request: int | None = _setting(
         None,
-        Setting(
-            _count,
-            "Most tokens that all images of a request may keep together; a request that would "
-            "keep more is answered with a 400.",
-            "TOKENS",
-            default="none",
-        ),
+        _tokens,
+        "Most tokens that all images of a request may keep together; a request that would "
+        "keep more is answered with a 400.",
+        "TOKENS",
+        unset="none",
     )
     target_ttft: float | None = _setting(
         None,
-        Setting(
-            _seconds,
-            "Time to first token to hold: requests that name no retention get the highest, up to "
-            "the default and down to --min-retention (0.111 if there is none), that keeps it.",
-            "SECONDS",
-            default="none",
-        ),
+        _number("seconds above 0", lambda value: value > 0),
+        "Time to first token to hold: requests that name no retention get the highest, up to "
+        "the default and down to --min-retention (0.111 if there is none), that keeps it.",
+        "SECONDS",
+        unset="none",
     )
     image_store_gib: float = _setting(
         2.0,
-        Setting(
-            _gibibytes,
-            "Host memory of each worker for images that the encoder has seen, so that the next "
-            "question about one does not encode it again; 0 keeps none.",
-            "GIBIBYTES",
-        ),
+        _number("gibibytes, at least 0", lambda value: value >= 0),
+        "Host memory of each worker for images that the encoder has seen, so that the next "
+        "question about one does not encode it again; 0 keeps none.",
+        "GIBIBYTES",
     )
     explain: bool = _setting(
-        True, Setting(_switch, "Let requests ask for explanations (`pruning.explain`).")
+        True, _switch, "Let requests ask for explanations (`pruning.explain`)."
     )
     log_pruning: bool = _setting(
-        False, Setting(_switch, "Log a line per pruned request: what was kept, and how long.")
+        False, _switch, "Log a line per pruned request: what was kept, and how long."
     )
     playground: bool = _setting(
-        True, Setting(_switch, "Serve the page /playground, which shows what is kept of an image.")
+        True, _switch, "Serve the page /playground, which shows what is kept of an image."
     )
 
     def retention_of_name(self, model: object) -> float | None:

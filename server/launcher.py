@@ -164,7 +164,7 @@ def _add_option(group: Any, name: str, setting: Setting, default: object) -> Non
     group.add_argument(
         f"--{name.replace('_', '-')}",
         default=None,
-        help=f"{setting.help} Default: ${variable_of(name)}, else {setting.default or default}.",
+        help=f"{setting.help} Default: ${variable_of(name)}, else {setting.unset or default}.",
         **value,
     )
 
