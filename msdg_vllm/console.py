@@ -75,16 +75,16 @@ def calm(environment: MutableMapping[str, str]) -> None:
     prepare(environment)
 
 
-def reason_of_failure(environment: Mapping[str, str] = os.environ) -> str | None:
+def reason_of_failure() -> str | None:
     """Return what the first process that failed said last; None if none did."""
-    path = Path(environment.get(_REASON_VARIABLE, ""))
+    path = Path(os.environ.get(_REASON_VARIABLE, ""))
     lines = path.read_text(errors="replace").splitlines() if path.is_file() else []
     return lines[0] if lines else None
 
 
-def end_of_start(environment: Mapping[str, str] = os.environ) -> None:
+def end_of_start() -> None:
     """Say that the server is up, or gone: what fails from now on is shown in full."""
-    if path := environment.get(_REASON_VARIABLE):
+    if path := os.environ.get(_REASON_VARIABLE):
         Path(path).unlink(missing_ok=True)
 
 

@@ -30,6 +30,8 @@ AUTO = "auto"
 OPTIONS = ("query", "query_mode", "method", "scope", "explain")
 """Keys of the mapping under `pruning`."""
 
+_MAX_SHOWN = 100
+
 __all__ = ["METHODS", "QUERY_MODES", "SCOPES", "PruningRequest", "validate_retention"]
 
 
@@ -236,10 +238,10 @@ def check_parts(turns: object, path: str) -> None:
                     )
 
 
-def shown(value: object, limit: int = 100) -> str:
+def shown(value: object) -> str:
     """A value as an error message shows it: short, whatever a client sent."""
     text = repr(value)
-    return text if len(text) <= limit else f"{text[:limit]}..."
+    return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."
 
 
 def _nearest(key: object, names: Collection[str]) -> str | None:

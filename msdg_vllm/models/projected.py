@@ -1,7 +1,7 @@
 """Models that are pruned by their projected tokens alone, without a look into the encoder.
 
 For models of the list in `msdg_vllm.ARCHITECTURES` only: an image is one run of rows, each a token
-of the picture, with positions that count on. How many rows, and where, is what stock vLLM says.
+of it, with positions that count on. How many rows, and where, is what stock vLLM says.
 """
 
 from __future__ import annotations

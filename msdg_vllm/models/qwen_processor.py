@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
-from vllm.multimodal.parse import VideoProcessorItems
+from PIL import Image
+from vllm.multimodal.parse import ImageProcessorItems, MultiModalDataItems, VideoProcessorItems
 
 from msdg_vllm.core.errors import RequestError
 from msdg_vllm.core.profiles import EncoderProfile
 from msdg_vllm.engine.api.position_limit import Span, check_positions, table_size
 from msdg_vllm.engine.api.processor import SPECS, PruningProcessor
-from msdg_vllm.engine.api.scaling import scale_items
 from msdg_vllm.engine.api.specs import Scaled, Specs
+from msdg_vllm.engine.spec import PruningSpec
 from msdg_vllm.engine.worker.positions import MediaGrid
-from msdg_vllm.methods import Encoder
+from msdg_vllm.methods import Encoder, method_named
+from msdg_vllm.methods.resize import scaled_grid
 
 GRID = {"image": "image_grid_thw", "video": "video_grid_thw"}
 """Fields with frames, rows and columns of an item's patches."""
@@ -94,7 +97,67 @@ class PruningQwenVLProcessor(PruningProcessor):
         return int(vision_config.patch_size * vision_config.spatial_merge_size)
 
     def scaled(self, items: Any, specs: Specs, kwargs: dict[str, object]) -> Scaled:
-        return scale_items(self, items, specs, dict(kwargs))
+        """Return items, specs and kwargs with images at the size that their method wants.
+
+        A scaled image is another content: hashes, caches and geometry see nothing of the original
+        but its number of tokens. The kwargs then allow images smaller than the model's
+        preprocessing otherwise makes them.
+        """
+        grids = {
+            (modality, index): self._scaled_grid(items[modality], modality, index, kwargs, spec)
+            for modality, own in specs.items()
+            for index, spec in enumerate(own)
+        }
+        if not any(grids.values()):
+            return items, specs, dict(kwargs)
+        images = items["image"]
+        smaller = [images.get_item_for_hash(index) for index in range(images.get_count())]
+        scaled = list(specs["image"])
+        for index, spec in enumerate(scaled):
+            if grid := grids["image", index]:
+                smaller[index] = _resized(images.get(index), index, self.pixels_of(grid))
+                num_tokens = grid[0] * grid[1]
+                scaled[index] = replace(
+                    spec,
+                    budget=min(spec.budget, num_tokens),
+                    num_tokens=num_tokens,
+                    scaled_from=spec.num_tokens,
+                )
+        made = ImageProcessorItems(smaller)
+        any_size = self.without_smallest_size(kwargs)
+        for index, spec in enumerate(scaled):
+            wanted = spec.num_tokens or self.num_visual_tokens(images, "image", index, kwargs)
+            num_tokens = self.num_visual_tokens(made, "image", index, any_size)
+            if num_tokens != wanted:
+                raise RequestError(
+                    f"image {index} would have {num_tokens} instead of {wanted} tokens beside "
+                    "images that are scaled down; send another retention or another method",
+                    parameter="pruning.method",
+                )
+        return MultiModalDataItems({**items, "image": made}), {**specs, "image": scaled}, any_size
+
+    def _scaled_grid(
+        self,
+        items: Any,
+        modality: str,
+        index: int,
+        kwargs: Mapping[str, object],
+        spec: PruningSpec,
+    ) -> tuple[int, int] | None:
+        """Rows and columns that an item is to have; None to leave it."""
+        if not spec.budget:
+            return None
+        most = method_named(spec.method).encoder_tokens(spec.num_tokens, spec.budget)
+        if most >= spec.num_tokens:
+            return None
+        if modality != "image":
+            raise RequestError(
+                f"method {spec.method!r} scales images and no {modality}s; send the {modality} "
+                "with another method",
+                parameter="pruning.method",
+            )
+        _, rows, columns = self.grid(items, modality, index, kwargs)
+        return scaled_grid(rows, columns, most)
 
     def without_smallest_size(self, kwargs: Mapping[str, object]) -> dict[str, object]:
         """Kwargs with which preprocessing leaves small images as they are."""
@@ -153,3 +216,14 @@ class PruningQwenVLProcessor(PruningProcessor):
     def placeholder_ids(self) -> Mapping[int, str]:
         config = self.info.get_hf_config()
         return {config.image_token_id: "image", config.video_token_id: "video"}
+
+
+def _resized(image: Any, index: int, size: tuple[int, int]) -> Image.Image:
+    """An image at another size, width before height."""
+    if not isinstance(image, Image.Image):
+        raise RequestError(
+            f"image {index} came as an array of pixels, which is not scaled; send a file, or "
+            "choose another method",
+            parameter="pruning.method",
+        )
+    return image.convert("RGB").resize(size, Image.Resampling.BICUBIC)

@@ -1,4 +1,4 @@
-"""From a picture to the pixels of both towers."""
+"""From an image to the pixels of both towers."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _PADDING = tuple(int(255 * mean) for mean in MEAN)
 
 
 class MiniGeminiImages:
-    """Turns pictures into `pixel_values_aux`, high resolution, and `pixel_values`, tiles of it.
+    """Turns images into `pixel_values_aux`, high resolution, and `pixel_values`, tiles of it.
 
-    The tiles are made from the normalised high-resolution pixels, not from the picture: the
+    The tiles are made from the normalised high-resolution pixels, not from the image: the
     published models were trained that way.
     """
 
@@ -43,14 +43,14 @@ class MiniGeminiImages:
 
     def high_resolution(self, image: Any) -> torch.Tensor:
         """Pad to a square, resize, normalise: `(3, S, S)` float32."""
-        picture = image if isinstance(image, Image.Image) else to_pil_image(image)
-        square = _padded(picture.convert("RGB"))
+        given = image if isinstance(image, Image.Image) else to_pil_image(image)
+        square = _padded(given.convert("RGB"))
         resized = square.resize((self.high_size, self.high_size), Image.Resampling.BICUBIC)
         pixels = torch.from_numpy(np.array(resized)).float() / 255
         return ((pixels - torch.tensor(MEAN)) / torch.tensor(STD)).permute(2, 0, 1).contiguous()
 
     def tiles(self, high: torch.Tensor) -> torch.Tensor:
-        """The whole picture, then the cells of the grid row by row: `(T, 3, tile, tile)`."""
+        """The whole image, then the cells of the grid row by row: `(T, 3, tile, tile)`."""
         low = _shrunk(high, self.grid * self.tile_size)
         if self.grid == 1:
             return low.unsqueeze(0)
@@ -59,13 +59,13 @@ class MiniGeminiImages:
         return torch.cat([_shrunk(low, self.tile_size).unsqueeze(0), cells])
 
 
-def _padded(picture: Image.Image) -> Image.Image:
-    width, height = picture.size
+def _padded(image: Image.Image) -> Image.Image:
+    width, height = image.size
     side = max(width, height)
     if width == height:
-        return picture
+        return image
     square = Image.new("RGB", (side, side), _PADDING)
-    square.paste(picture, ((side - width) // 2, (side - height) // 2))
+    square.paste(image, ((side - width) // 2, (side - height) // 2))
     return square
 
 

@@ -6,30 +6,11 @@ with the same result for each as when all are.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import nn
 from torch.nn import functional
-
-
-class NormedLinear(nn.Sequential):
-    """A layer norm and a linear layer behind it."""
-
-    def __init__(self, width_in: int, width_out: int) -> None:
-        super().__init__(nn.LayerNorm(width_in), nn.Linear(width_in, width_out))
-
-    @property
-    def norm(self) -> nn.LayerNorm:
-        """The layer norm."""
-        norm = self[0]
-        assert isinstance(norm, nn.LayerNorm)
-        return norm
-
-    @property
-    def linear(self) -> nn.Linear:
-        """The linear layer."""
-        linear = self[1]
-        assert isinstance(linear, nn.Linear)
-        return linear
 
 
 def squares_of(maps: torch.Tensor, side: int) -> torch.Tensor:
@@ -58,9 +39,10 @@ class PatchInfoMining(nn.Module):
 
     def __init__(self, width: int, width_aux: int) -> None:
         super().__init__()
-        self.vlm_uni_query_projector = NormedLinear(width, width)
-        self.vlm_uni_aux_projector = NormedLinear(width_aux, width)
-        self.vlm_uni_val_projector = NormedLinear(width_aux, width)
+        self.vlm_uni_query_projector, self.vlm_uni_aux_projector, self.vlm_uni_val_projector = (
+            nn.Sequential(nn.LayerNorm(width_in), nn.Linear(width_in, width))
+            for width_in in (width, width_aux, width_aux)
+        )
 
     def forward(self, tokens: torch.Tensor, squares: torch.Tensor) -> torch.Tensor:
         """Return the filled tokens, `(.., d)`.
@@ -69,13 +51,15 @@ class PatchInfoMining(nn.Module):
             tokens: CLIP features, `(.., d)`.
             squares: What lies behind each, `(.., positions, C)`.
         """
-        key, value = self.vlm_uni_aux_projector, self.vlm_uni_val_projector
+        key_norm: Any
+        key_norm, key = self.vlm_uni_aux_projector
+        value_norm, value = self.vlm_uni_val_projector
         queries = self.vlm_uni_query_projector(tokens)  # (.., d)
-        positions = functional.layer_norm(squares, squares.shape[-1:], eps=key.norm.eps)
-        weights = (queries @ key.linear.weight) * key.norm.weight  # (.., C)
+        positions = functional.layer_norm(squares, squares.shape[-1:], eps=key_norm.eps)
+        weights = (queries @ key.weight) * key_norm.weight  # (.., C)
         logits = (positions @ weights.unsqueeze(-1)).squeeze(-1) / queries.shape[-1] ** 0.5
         attention = logits.float().nan_to_num().softmax(dim=-1).to(positions.dtype)
         mined = (attention.unsqueeze(-2) @ positions).squeeze(-2)  # (.., C)
-        mined = mined * value.norm.weight + value.norm.bias
-        filled: torch.Tensor = tokens + value.linear(mined)
+        mined = mined * value_norm.weight + value_norm.bias
+        filled: torch.Tensor = tokens + value(mined)
         return filled

@@ -34,7 +34,7 @@ class MiniGeminiProcessingInfo(BaseProcessingInfo):
         return self.ctx.get_hf_config(MGMConfig)
 
     def get_hf_processor(self, **kwargs: object) -> Any:
-        # Pictures alone: vLLM's renderer has tokenised the text before a processor is asked.
+        # Images alone: vLLM's renderer has tokenised the text before a processor is asked.
         return MiniGeminiImages(self.get_hf_config())
 
     def get_supported_mm_processor_kwargs(self) -> dict[str, set[str]]:
