@@ -1,6 +1,5 @@
 """The second look: what a draft of the profile keeps of some images, beside simpler ways."""
 
-import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +18,7 @@ from msdg_vllm.calibration.coverage import (
 from msdg_vllm.calibration.directions import average_precisions, representations
 from msdg_vllm.calibration.looking import Record, moves_of
 from msdg_vllm.calibration.masks import Annotation
+from msdg_vllm.calibration.plots import png_of
 from msdg_vllm.calibration.tower import Encoded, TowerInfo
 from msdg_vllm.calibration.window import Curve, curve
 from msdg_vllm.core.profiles import EncoderProfile
@@ -151,6 +151,4 @@ def _png(view: Image.Image) -> Array:
     """A small picture as the bytes of a PNG file."""
     small = view.copy()
     small.thumbnail((_THUMBNAIL, _THUMBNAIL))
-    buffer = io.BytesIO()
-    small.save(buffer, "PNG", optimize=True)
-    return np.frombuffer(buffer.getvalue(), np.uint8)
+    return np.frombuffer(png_of(small), np.uint8)

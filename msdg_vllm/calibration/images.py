@@ -1,7 +1,6 @@
 """The images of a folder: which are looked at, and what speaks against them."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +15,6 @@ ENOUGH_IMAGES = 64
 _SUFFIXES = {".bmp", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp"}
 _SAME_BITS = 6  # of 64: images that differ in no more are near-duplicates
 _HASH_SIDE = 8
-
-
-@dataclass(frozen=True, slots=True)
-class ImageFacts:
-    """What is known of an image without the tower."""
-
-    size: tuple[int, int]
-    fingerprint: NDArray[np.bool_]
 
 
 def find_images(folder: Path, number: int) -> list[Path]:
@@ -50,11 +41,12 @@ def read_image(path: Path) -> Image.Image | None:
         return None
 
 
-def facts_of(image: Image.Image) -> ImageFacts:
-    """Return the size of an image and a fingerprint of its brightness gradients (dHash)."""
+def fingerprint_of(image: Image.Image) -> NDArray[np.bool_]:
+    """Return a fingerprint of an image's brightness gradients (dHash)."""
     small = image.convert("L").resize((_HASH_SIDE + 1, _HASH_SIDE), Image.Resampling.BOX)
     values = np.asarray(small, np.int16)
-    return ImageFacts(image.size, (values[:, 1:] > values[:, :-1]).reshape(-1))
+    brighter: NDArray[np.bool_] = values[:, 1:] > values[:, :-1]
+    return brighter.reshape(-1)
 
 
 def num_near_duplicates(fingerprints: Sequence[NDArray[Any]]) -> int:

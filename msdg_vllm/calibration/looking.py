@@ -72,7 +72,8 @@ def look(
     moves = moves_of(encoded, width, patches_per_token)
     valid = encoded.valid
     layers, windows = moves.layers.cpu().numpy(), moves.windows.cpu().numpy()
-    features = _token_means(encoded.states[-1].float(), patches_per_token).cpu().numpy()
+    output = encoded.states[-1].float().unflatten(0, (-1, patches_per_token))
+    features = output.mean(dim=1).cpu().numpy()  # (N, d)
     cut = foreground_cut(features, encoded.grid, valid)
     border = border_distance(features, encoded.grid, valid)
     record: Record = {
@@ -124,13 +125,6 @@ def centre_prior(grid: tuple[int, int]) -> Floats:
     """Return a score that is highest in the middle of the image, `(N,)`."""
     rows, columns = (np.linspace(-1, 1, size) for size in grid)
     return -(rows[:, None] ** 2 + columns[None] ** 2).reshape(-1)
-
-
-def _token_means(values: Tensor, patches_per_token: int) -> Tensor:
-    """`(P, d)` to `(N, d)`."""
-    return (
-        values if patches_per_token == 1 else values.unflatten(0, (-1, patches_per_token)).mean(1)
-    )
 
 
 def _top_tokens(encoded: Encoded, patches_per_token: int) -> Record:

@@ -10,7 +10,7 @@ from tqdm import tqdm
 
 from msdg_vllm.calibration.checking import Checks, check, summarize
 from msdg_vllm.calibration.findings import find_warnings
-from msdg_vllm.calibration.images import MIN_IMAGES, facts_of, read_image
+from msdg_vllm.calibration.images import MIN_IMAGES, fingerprint_of, read_image
 from msdg_vllm.calibration.looking import Record, look
 from msdg_vllm.calibration.masks import Annotation, MaskSource, annotate
 from msdg_vllm.calibration.records import Records
@@ -132,8 +132,7 @@ def _look_at(
         mirror = tower.encode(image.transpose(Image.Transpose.FLIP_LEFT_RIGHT))
     annotation = _annotation(tower, path, image, masks, len(encoded.valid))
     record = look(encoded, width, tower.info.patches_per_token, annotation, mirror)
-    facts = facts_of(image)
-    return {**record, "size": np.array(facts.size), "fingerprint": facts.fingerprint}
+    return {**record, "size": np.array(image.size), "fingerprint": fingerprint_of(image)}
 
 
 def _second_look(
