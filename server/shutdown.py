@@ -17,12 +17,12 @@ from types import FrameType
 from typing import Any
 
 from starlette.datastructures import MutableHeaders, State
-from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from vllm.engine.protocol import EngineClient
 from vllm.logger import init_logger
 
 from msdg_vllm.engine.hooks import wrap
+from server.refusals import refusal
 
 logger = init_logger(f"vllm.{__name__}")
 
@@ -77,7 +77,13 @@ class Availability:
         if scope["type"] != "http" or path in PROBE_PATHS:
             return await self.app(scope, receive, send)
         if self.traffic.draining:
-            return await _refusal()(scope, receive, send)
+            stopping = refusal(
+                HTTPStatus.SERVICE_UNAVAILABLE,
+                "the server is stopping and takes no new requests; send this one again, it will "
+                "reach the next server",
+                {"Retry-After": str(RETRY_SECONDS), "Connection": "close"},
+            )
+            return await stopping(scope, receive, send)
 
         async def send_with_retry(message: Message) -> None:
             unavailable = HTTPStatus.SERVICE_UNAVAILABLE
@@ -90,19 +96,6 @@ class Availability:
             await self.app(scope, receive, send_with_retry)
         finally:
             self.traffic.in_flight -= 1
-
-
-def _refusal() -> JSONResponse:
-    status = HTTPStatus.SERVICE_UNAVAILABLE
-    error = {
-        "message": "the server is stopping and takes no new requests; send this one again, it "
-        "will reach the next server",
-        "type": status.phrase,
-        "param": None,
-        "code": status,
-    }
-    headers = {"Retry-After": str(RETRY_SECONDS), "Connection": "close"}
-    return JSONResponse({"error": error}, status, headers=headers)
 
 
 def install(engine_client: EngineClient, state: State) -> None:

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 NUM_TERMS = 3
 """What work consists of: requests, computed prompt tokens, encoder tokens."""
@@ -27,6 +28,10 @@ _STICKY_PROBES = 8
 Doubles = ctypes.Array[ctypes.c_double]
 
 
+def _doubles(*names: str) -> list[tuple[str, Any]]:
+    return [(name, ctypes.c_double) for name in names]
+
+
 class Slot(ctypes.Structure):
     """What one API process has sent to the engine and not yet seen the first token of."""
 
@@ -41,11 +46,7 @@ class Measurement(ctypes.Structure):
     time: float
     seconds: float
     lateness: float
-    _fields_ = [
-        ("time", ctypes.c_double),
-        ("seconds", ctypes.c_double),
-        ("lateness", ctypes.c_double),
-    ]
+    _fields_ = _doubles("time", "seconds", "lateness")
 
 
 class Sticky(ctypes.Structure):
@@ -54,11 +55,7 @@ class Sticky(ctypes.Structure):
     identity: int
     retention: float
     used: float
-    _fields_ = [
-        ("identity", ctypes.c_uint64),
-        ("retention", ctypes.c_double),
-        ("used", ctypes.c_double),
-    ]
+    _fields_ = [("identity", ctypes.c_uint64), *_doubles("retention", "used")]
 
 
 class Load(ctypes.Structure):
@@ -99,20 +96,13 @@ class Load(ctypes.Structure):
     sticky: ctypes.Array[Sticky]
     _fields_ = [
         ("level", ctypes.c_int64),
-        ("raised", ctypes.c_double),
-        ("rho", ctypes.c_double),
-        ("judged", ctypes.c_double),
-        ("started", ctypes.c_double),
-        ("fixed", ctypes.c_double),
-        ("prunable", ctypes.c_double),
-        ("faded", ctypes.c_double),
-        ("last_first_token", ctypes.c_double),
-        ("group_gap", ctypes.c_double),
+        *_doubles("raised", "rho", "judged", "started", "fixed", "prunable", "faded"),
+        *_doubles("last_first_token", "group_gap"),
         ("group_work", ctypes.c_double * NUM_TERMS),
         ("gram", ctypes.c_double * (NUM_TERMS * NUM_TERMS)),
         ("moment", ctypes.c_double * NUM_TERMS),
         ("num_measured", ctypes.c_int64),
-        ("checked", ctypes.c_double),
+        *_doubles("checked"),
         ("slots", Slot * MAX_PROCESSES),
         ("measured", Measurement * NUM_MEASURED),
         ("sticky", Sticky * NUM_STICKY),
