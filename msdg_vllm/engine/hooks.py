@@ -27,6 +27,7 @@ TABLE = """\
 | in vLLM | we | where | why |
 |---|---|---|---|
 | `model_executor.models.registry:_ModelRegistry.register_model(self, model_arch, model_cls)` | call | `__init__.py` | our models take the place of the stock ones of their name |
+| `multimodal.registry:_ProcessorFactories.processor` | set | `engine/api/processor.py` | a model of ours has the stock one's description of its inputs, and another processor |
 | `renderers.registry:RendererRegistry.renderers` | set | `__init__.py` | our renderer takes the place of the one for Hugging Face tokenizers |
 | `renderers.base:BaseRenderer.warmup(self, chat_params)` | override | `engine/api/renderer.py` | a server without our routes is told that it ignores retention |
 | `renderers.hf:HfRenderer.render_messages(self, messages, params)` | override | `engine/api/renderer.py` | the turns of a chat join its wishes; processors see token ids only |
@@ -122,8 +123,7 @@ TABLE = """\
 | `model_executor.models.kimi_vl:KimiVLForConditionalGeneration.select_encoder_cudagraph_items(self, mm_kwargs, indices)` | call | `models/projected.py` | some items of a batch |
 | `model_executor.models.clip:CLIPEncoderLayer.forward(self, hidden_states)` | wrap | `engine/worker/capture.py` | the same |
 | `model_executor.models.llava:_get_num_hidden_layers(hf_config)` | call | `models/clip.py` | how deep vLLM builds the tower |
-| `model_executor.models.llava:_build_llava_or_pixtral_hf_info(ctx)` | call | `models/llava.py` | Pixtral shares the name and stays stock |
-| `model_executor.models.llava:_build_llava_or_pixtral_hf_processor(info, dummy_inputs)` | call | `models/llava.py` | the same |
+| `model_executor.models.llava:_build_llava_or_pixtral_hf_processor(info, dummy_inputs)` | call | `models/llava.py` | Pixtral shares the name and stays stock |
 | `model_executor.models.llava:LlavaForConditionalGeneration._image_pixels_to_features(self, vision_tower, pixel_values)` | call | `models/clip.py` | the tower without the projector |
 | `model_executor.models.llava_next:LlavaNextForConditionalGeneration._image_pixels_to_features(self, vision_tower, pixel_values)` | call | `models/clip.py` | the same |
 | `model_executor.models.interfaces:SupportsMultiModal._mark_tower_model(self, vllm_config, modalities, ...)` | call | `models/mini_gemini/model.py` | which part of a model of our own is the tower |

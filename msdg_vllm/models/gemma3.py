@@ -6,13 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from vllm.model_executor.models.gemma3_mm import (
-    Gemma3DummyInputsBuilder,
     Gemma3ForConditionalGeneration,
     Gemma3MultiModalProcessor,
-    Gemma3ProcessingInfo,
 )
-from vllm.multimodal import MULTIMODAL_REGISTRY
 
+from msdg_vllm.engine.api.processor import with_processor
 from msdg_vllm.models.projected import ProjectedModel, ProjectedProcessor
 
 
@@ -20,11 +18,7 @@ class PruningGemma3Processor(ProjectedProcessor, Gemma3MultiModalProcessor):
     """Gemma 3's processor with a budget per image."""
 
 
-@MULTIMODAL_REGISTRY.register_processor(
-    PruningGemma3Processor,
-    info=Gemma3ProcessingInfo,
-    dummy_inputs=Gemma3DummyInputsBuilder,
-)
+@with_processor(PruningGemma3Processor)
 class PruningGemma3(ProjectedModel, Gemma3ForConditionalGeneration):
     """Gemma 3 that keeps the visual tokens its requests pay for."""
 

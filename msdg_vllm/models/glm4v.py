@@ -6,15 +6,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vllm.model_executor.models.glm4_1v import (
-    Glm4vDummyInputsBuilder,
     Glm4vForConditionalGeneration,
     Glm4vMoeForConditionalGeneration,
     Glm4vMultiModalProcessor,
-    Glm4vProcessingInfo,
 )
-from vllm.multimodal import MULTIMODAL_REGISTRY
 from vllm.multimodal.inputs import MultiModalFeatureSpec
 
+from msdg_vllm.engine.api.processor import with_processor
 from msdg_vllm.engine.worker.positions import MediaGrid, Medium
 from msdg_vllm.models.qwen2_vl import PruningQwenVL
 from msdg_vllm.models.qwen_processor import GRID, PruningQwenVLProcessor
@@ -61,19 +59,11 @@ class PruningGlm(PruningQwenVL):
         return media
 
 
-@MULTIMODAL_REGISTRY.register_processor(
-    PruningGlm4vProcessor,
-    info=Glm4vProcessingInfo,
-    dummy_inputs=Glm4vDummyInputsBuilder,
-)
+@with_processor(PruningGlm4vProcessor)
 class PruningGlm4v(PruningGlm, Glm4vForConditionalGeneration):
     """GLM-4.1V that keeps the visual tokens its requests pay for."""
 
 
-@MULTIMODAL_REGISTRY.register_processor(
-    PruningGlm4vProcessor,
-    info=Glm4vProcessingInfo,
-    dummy_inputs=Glm4vDummyInputsBuilder,
-)
+@with_processor(PruningGlm4vProcessor)
 class PruningGlm4vMoe(PruningGlm, Glm4vMoeForConditionalGeneration):
     """GLM-4.5V and 4.6V that keep the visual tokens their requests pay for."""

@@ -15,23 +15,18 @@ from typing import Any
 import torch
 from torch import nn
 from vllm.model_executor.models.interns1 import (
-    InternS1DummyInputsBuilder,
     InternS1ForConditionalGeneration,
     InternS1MultiModalProcessor,
-    InternS1ProcessingInfo,
 )
 from vllm.model_executor.models.internvl import (
     InternVLChatModel,
-    InternVLDummyInputsBuilder,
     InternVLMultiModalProcessor,
-    InternVLProcessingInfo,
 )
-from vllm.multimodal import MULTIMODAL_REGISTRY
 from vllm.utils.torch_utils import async_tensor_h2d
 
 from msdg_vllm.core import num_kept_tokens
 from msdg_vllm.core.profiles import EncoderProfile
-from msdg_vllm.engine.api.processor import PruningProcessor
+from msdg_vllm.engine.api.processor import PruningProcessor, with_processor
 from msdg_vllm.engine.layout import TileLayout
 from msdg_vllm.engine.worker.capture import capture_signals
 from msdg_vllm.engine.worker.model import PruningModel
@@ -172,11 +167,7 @@ class PruningInternVLChatProcessor(PruningInternVLProcessor, InternVLMultiModalP
         return {token_ids[0]: "image"} if len(token_ids) == 1 else {}
 
 
-@MULTIMODAL_REGISTRY.register_processor(
-    PruningInternVLChatProcessor,
-    info=InternVLProcessingInfo,
-    dummy_inputs=InternVLDummyInputsBuilder,
-)
+@with_processor(PruningInternVLChatProcessor)
 class PruningInternVLChat(PruningInternVLModel, InternVLChatModel):
     """InternVL in its own format that keeps the visual tokens its requests pay for."""
 
@@ -200,11 +191,7 @@ class PruningInternVLHfProcessor(PruningInternVLProcessor, InternS1MultiModalPro
         return {self.info.get_hf_processor().image_token_id: "image"}
 
 
-@MULTIMODAL_REGISTRY.register_processor(
-    PruningInternVLHfProcessor,
-    info=InternS1ProcessingInfo,
-    dummy_inputs=InternS1DummyInputsBuilder,
-)
+@with_processor(PruningInternVLHfProcessor)
 class PruningInternVLHf(PruningInternVLModel, InternS1ForConditionalGeneration):
     """InternVL in Hugging Face's format that keeps the visual tokens its requests pay for."""
 

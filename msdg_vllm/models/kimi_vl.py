@@ -8,13 +8,11 @@ from typing import Any
 
 import torch
 from vllm.model_executor.models.kimi_vl import (
-    KimiVLDummyInputsBuilder,
     KimiVLForConditionalGeneration,
     KimiVLMultiModalProcessor,
-    KimiVLProcessingInfo,
 )
-from vllm.multimodal import MULTIMODAL_REGISTRY
 
+from msdg_vllm.engine.api.processor import with_processor
 from msdg_vllm.models.projected import ProjectedModel, ProjectedProcessor
 
 
@@ -35,11 +33,7 @@ class PruningKimiVLProcessor(ProjectedProcessor, KimiVLMultiModalProcessor):
     """Kimi-VL's processor with a budget per image."""
 
 
-@MULTIMODAL_REGISTRY.register_processor(
-    PruningKimiVLProcessor,
-    info=KimiVLProcessingInfo,
-    dummy_inputs=KimiVLDummyInputsBuilder,
-)
+@with_processor(PruningKimiVLProcessor)
 class PruningKimiVL(ProjectedModel, KimiVLForConditionalGeneration):
     """Kimi-VL that keeps the visual tokens its requests pay for."""
 

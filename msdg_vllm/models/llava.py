@@ -9,15 +9,13 @@ from typing import Any
 import torch
 from transformers import PixtralVisionConfig
 from vllm.model_executor.models.llava import (
-    LlavaDummyInputsBuilder,
     LlavaForConditionalGeneration,
     LlavaMultiModalProcessor,
     LlavaProcessingInfo,
-    _build_llava_or_pixtral_hf_info,
     _build_llava_or_pixtral_hf_processor,
 )
-from vllm.multimodal import MULTIMODAL_REGISTRY
 
+from msdg_vllm.engine.api.processor import with_processor
 from msdg_vllm.engine.layout import TileLayout
 from msdg_vllm.engine.worker.selection import EncodedImage, encoded_images
 from msdg_vllm.methods import Needs, Signals
@@ -47,11 +45,7 @@ def _build_processor(info: Any, dummy_inputs: Any) -> Any:
     return _build_llava_or_pixtral_hf_processor(info, dummy_inputs)
 
 
-@MULTIMODAL_REGISTRY.register_processor(
-    _build_processor,
-    info=_build_llava_or_pixtral_hf_info,
-    dummy_inputs=LlavaDummyInputsBuilder,
-)
+@with_processor(_build_processor)
 class PruningLlava(ClipModel, LlavaForConditionalGeneration):
     """LLaVA-1.5 that keeps the visual tokens its requests pay for."""
 

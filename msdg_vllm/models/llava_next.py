@@ -10,14 +10,12 @@ from transformers.models.llava_next.modeling_llava_next import (
     get_anyres_image_grid_shape,
     unpad_image,
 )
-from vllm.model_executor.models.llava import LlavaDummyInputsBuilder
 from vllm.model_executor.models.llava_next import (
     LlavaNextForConditionalGeneration,
     LlavaNextMultiModalProcessor,
-    LlavaNextProcessingInfo,
 )
-from vllm.multimodal import MULTIMODAL_REGISTRY
 
+from msdg_vllm.engine.api.processor import with_processor
 from msdg_vllm.engine.layout import TileLayout
 from msdg_vllm.engine.spec import PruningSpec
 from msdg_vllm.engine.worker.selection import EncodedImage, encoded_images
@@ -65,11 +63,7 @@ class PruningLlavaNextProcessor(ClipProcessor, LlavaNextMultiModalProcessor):
         return layout_of(self.info.get_hf_config(), size.height, size.width).budget(retention)
 
 
-@MULTIMODAL_REGISTRY.register_processor(
-    PruningLlavaNextProcessor,
-    info=LlavaNextProcessingInfo,
-    dummy_inputs=LlavaDummyInputsBuilder,
-)
+@with_processor(PruningLlavaNextProcessor)
 class PruningLlavaNext(ClipModel, LlavaNextForConditionalGeneration):
     """LLaVA-NeXT that keeps the visual tokens its requests pay for."""
 

@@ -7,13 +7,11 @@ from typing import Any
 
 import torch
 from vllm.model_executor.models.qwen2_5_vl import (
-    Qwen2_5_VLDummyInputsBuilder,
     Qwen2_5_VLForConditionalGeneration,
     Qwen2_5_VLMultiModalProcessor,
-    Qwen2_5_VLProcessingInfo,
 )
-from vllm.multimodal import MULTIMODAL_REGISTRY
 
+from msdg_vllm.engine.api.processor import with_processor
 from msdg_vllm.models.qwen2_vl import PruningQwenVL
 from msdg_vllm.models.qwen_processor import PruningQwenVLProcessor
 
@@ -33,11 +31,7 @@ class PruningQwen2_5_VLProcessor(PruningQwenVLProcessor, Qwen2_5_VLMultiModalPro
         return float(seconds * vision_config.tokens_per_second)
 
 
-@MULTIMODAL_REGISTRY.register_processor(
-    PruningQwen2_5_VLProcessor,
-    info=Qwen2_5_VLProcessingInfo,
-    dummy_inputs=Qwen2_5_VLDummyInputsBuilder,
-)
+@with_processor(PruningQwen2_5_VLProcessor)
 class PruningQwen2_5_VL(PruningQwenVL, Qwen2_5_VLForConditionalGeneration):
     """Qwen2.5-VL that keeps the visual tokens its requests pay for."""
 

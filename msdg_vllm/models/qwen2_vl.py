@@ -17,14 +17,12 @@ import torch
 from torch import nn
 from vllm.config import VllmConfig
 from vllm.model_executor.models.qwen2_vl import (
-    Qwen2VLDummyInputsBuilder,
     Qwen2VLForConditionalGeneration,
     Qwen2VLMultiModalProcessor,
-    Qwen2VLProcessingInfo,
 )
-from vllm.multimodal import MULTIMODAL_REGISTRY
 from vllm.multimodal.inputs import MultiModalFeatureSpec
 
+from msdg_vllm.engine.api.processor import with_processor
 from msdg_vllm.engine.layout import TileLayout
 from msdg_vllm.engine.worker.capture import capture_signals
 from msdg_vllm.engine.worker.model import PruningModel
@@ -284,10 +282,6 @@ class PruningQwen2VLProcessor(PruningQwenVLProcessor, Qwen2VLMultiModalProcessor
     """Qwen2-VL's processor with budgets."""
 
 
-@MULTIMODAL_REGISTRY.register_processor(
-    PruningQwen2VLProcessor,
-    info=Qwen2VLProcessingInfo,
-    dummy_inputs=Qwen2VLDummyInputsBuilder,
-)
+@with_processor(PruningQwen2VLProcessor)
 class PruningQwen2VL(PruningQwenVL, Qwen2VLForConditionalGeneration):
     """Qwen2-VL that keeps the visual tokens its requests pay for."""

@@ -5,28 +5,17 @@ from __future__ import annotations
 from vllm.model_executor.models.qwen3_5 import (
     Qwen3_5ForConditionalGeneration,
     Qwen3_5MoeForConditionalGeneration,
-    Qwen3_5MoeProcessingInfo,
-    Qwen3_5ProcessingInfo,
 )
-from vllm.model_executor.models.qwen3_vl import Qwen3VLDummyInputsBuilder
-from vllm.multimodal import MULTIMODAL_REGISTRY
 
+from msdg_vllm.engine.api.processor import with_processor
 from msdg_vllm.models.qwen3_vl import PruningQwen3, PruningQwen3VLProcessor
 
 
-@MULTIMODAL_REGISTRY.register_processor(
-    PruningQwen3VLProcessor,
-    info=Qwen3_5ProcessingInfo,
-    dummy_inputs=Qwen3VLDummyInputsBuilder,
-)
+@with_processor(PruningQwen3VLProcessor)
 class PruningQwen3_5(PruningQwen3, Qwen3_5ForConditionalGeneration):
     """Qwen3.5 that keeps the visual tokens its requests pay for."""
 
 
-@MULTIMODAL_REGISTRY.register_processor(
-    PruningQwen3VLProcessor,
-    info=Qwen3_5MoeProcessingInfo,
-    dummy_inputs=Qwen3VLDummyInputsBuilder,
-)
+@with_processor(PruningQwen3VLProcessor)
 class PruningQwen3_5Moe(PruningQwen3, Qwen3_5MoeForConditionalGeneration):  # type: ignore[misc]
     """Qwen3.5 with experts that keeps the visual tokens its requests pay for."""

@@ -8,19 +8,16 @@ from typing import Any
 
 import torch
 from vllm.model_executor.models.qwen3_vl import (
-    Qwen3VLDummyInputsBuilder,
     Qwen3VLForConditionalGeneration,
     Qwen3VLMultiModalProcessor,
-    Qwen3VLProcessingInfo,
 )
 from vllm.model_executor.models.qwen3_vl_moe import (
     Qwen3VLMoeForConditionalGeneration,
-    Qwen3VLMoeProcessingInfo,
 )
-from vllm.multimodal import MULTIMODAL_REGISTRY
 from vllm.multimodal.inputs import MultiModalFeatureSpec
 from vllm.utils.torch_utils import async_tensor_h2d
 
+from msdg_vllm.engine.api.processor import with_processor
 from msdg_vllm.engine.worker.lookup import embed_queries
 from msdg_vllm.engine.worker.positions import FramesInText, MediaGrid, Medium, with_positions
 from msdg_vllm.models.qwen2_vl import PruningQwenVL
@@ -124,19 +121,11 @@ class PruningQwen3(PruningQwenVL):
         return torch.cat([embeddings, levels], dim=-1)
 
 
-@MULTIMODAL_REGISTRY.register_processor(
-    PruningQwen3VLProcessor,
-    info=Qwen3VLProcessingInfo,
-    dummy_inputs=Qwen3VLDummyInputsBuilder,
-)
+@with_processor(PruningQwen3VLProcessor)
 class PruningQwen3VL(PruningQwen3, Qwen3VLForConditionalGeneration):
     """Qwen3-VL that keeps the visual tokens its requests pay for."""
 
 
-@MULTIMODAL_REGISTRY.register_processor(
-    PruningQwen3VLProcessor,
-    info=Qwen3VLMoeProcessingInfo,
-    dummy_inputs=Qwen3VLDummyInputsBuilder,
-)
+@with_processor(PruningQwen3VLProcessor)
 class PruningQwen3VLMoe(PruningQwen3, Qwen3VLMoeForConditionalGeneration):  # type: ignore[misc]
     """Qwen3-VL with experts that keeps the visual tokens its requests pay for."""

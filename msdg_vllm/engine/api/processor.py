@@ -5,10 +5,10 @@ Everything the scheduler must know is decided here, before the encoder has run.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, TypeVar
 
 from transformers import BatchFeature
 from vllm.multimodal.hasher import MultiModalHasher
@@ -42,6 +42,8 @@ SALT = "msdg_cache_salt"
 _HASHES = "msdg_hashes"  # hashes by content, where vLLM's own are the same
 _PROFILING = "msdg_profiling"
 _DUMMY = object()
+
+_Model = TypeVar("_Model", bound=type)
 
 
 class PruningProcessor(BaseMultiModalProcessor[Any]):
@@ -319,6 +321,17 @@ class PruningProcessor(BaseMultiModalProcessor[Any]):
             mm_items, stock, out_mm_kwargs
         )
         return updates
+
+
+def with_processor(processor: Callable[..., Any]) -> Callable[[_Model], _Model]:
+    """Decorate a model that differs from the stock one in its processor alone."""
+
+    def register(model_class: _Model) -> _Model:
+        stock: Any = model_class._processor_factory  # type: ignore[attr-defined]
+        model_class._processor_factory = replace(stock, processor=processor)  # type: ignore[attr-defined]
+        return model_class
+
+    return register
 
 
 def _split(kwargs: Mapping[str, object]) -> tuple[dict[str, object], Specs]:
