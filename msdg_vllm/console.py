@@ -39,7 +39,8 @@ _NOISE = re.compile(
         )
     )
 )
-_PROBES = ("/health", "/health/live", "/health/ready", "/ping", "/metrics")
+PROBE_PATHS = frozenset({"/health", "/health/live", "/health/ready", "/metrics", "/ping"})
+"""Who asks here is a machine, every few seconds."""
 
 
 def has_own_configuration(arguments: Sequence[str], environment: Mapping[str, str]) -> bool:
@@ -108,7 +109,7 @@ class ProbeFilter(logging.Filter):
         path, status = "", 0
         if isinstance(record.args, tuple) and len(record.args) == 5:
             path, status = str(record.args[2]), int(str(record.args[4]))
-        return path.partition("?")[0] not in _PROBES or status != 200
+        return path.partition("?")[0] not in PROBE_PATHS or status != 200
 
 
 class ReasonHandler(logging.Handler):

@@ -133,14 +133,14 @@ class Settings:
     default_method: str | None = _setting(
         None,
         _one_of("method", METHODS),
-        "Which method chooses the tokens; docs/methods.md compares them.",
+        "Which method selects the tokens; docs/methods.md compares them.",
         choices=METHODS,
         unset=f"{METHODS[0]}, or divprune for a vision encoder without a profile",
     )
     query_mode: str = _setting(
         QUERY_MODES[0],
         _one_of("query_mode", QUERY_MODES),
-        "Which text the tokens are chosen for: that of the image's own turn, that of the "
+        "Which text the tokens are selected for: that of the image's own turn, that of the "
         "last turn, or none, so that all questions share one selection.",
         choices=QUERY_MODES,
     )

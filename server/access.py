@@ -20,8 +20,8 @@ from vllm.entrypoints.anthropic import api_router as anthropic
 from vllm.entrypoints.serve.exception_handling.error_response import create_error_response
 from vllm.entrypoints.serve.middleware.authenticate import AuthenticationMiddleware
 
+from msdg_vllm.console import PROBE_PATHS
 from server import playground
-from server.shutdown import PROBE_PATHS
 
 OPEN_PATHS = PROBE_PATHS | {playground.PATH}
 

@@ -73,22 +73,22 @@ IMAGE_PARTS = (
 
 
 class PruningOptions(BaseModel):
-    """How the visual tokens are chosen."""
+    """How the visual tokens are selected."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
     query: str | None = Field(
         default=None,
-        description="Text the tokens are chosen for; replaces the question found in the messages.",
+        description="Text to select tokens for; replaces the question found in the messages.",
     )
     query_mode: Literal[QUERY_MODES] | None = Field(  # type: ignore[valid-type]
         default=None,
-        description="Which text of the conversation the tokens are chosen for: that of the "
+        description="Which text of the conversation the tokens are selected for: that of the "
         "image's own turn, that of the last turn, or none. Default: the server's.",
     )
     method: Literal[METHODS] | None = Field(  # type: ignore[valid-type]
         default=None,
-        description="Which method chooses the tokens; GET /v1/pruning lists those that fit the "
+        description="Which method selects the tokens; GET /v1/pruning lists those that fit the "
         "served model. Default: the server's.",
     )
     scope: Literal[SCOPES] | None = Field(  # type: ignore[valid-type]
@@ -117,7 +117,7 @@ class PruningFields(BaseModel):
         "result wins.",
     )
     pruning: PruningOptions | None = Field(
-        default=None, description="How the visual tokens are chosen."
+        default=None, description="How the visual tokens are selected."
     )
 
     _wishes: PruningRequest = PrivateAttr(default_factory=PruningRequest)

@@ -21,6 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from vllm.engine.protocol import EngineClient
 from vllm.logger import init_logger
 
+from msdg_vllm.console import PROBE_PATHS
 from msdg_vllm.engine.hooks import wrap
 from server.refusals import refusal
 
@@ -30,7 +31,6 @@ DEFAULT_TIMEOUT = 25
 """Seconds that running requests may take after SIGTERM; Kubernetes kills after 30."""
 
 RETRY_SECONDS = 1
-PROBE_PATHS = frozenset({"/health", "/health/live", "/health/ready", "/metrics", "/ping"})
 
 _ABORT_SECONDS = 2.0
 _ENGINE_SECONDS = 5.0

@@ -27,7 +27,7 @@ def tower_calls(model: Any) -> list[int]:
 def record_states(model: Any) -> None:
     """Keep the states of every pruned item from now on."""
     model.recorded_states = []
-    keep_tokens = type(model).keep_tokens
+    select_rows = type(model).select_rows
 
     def recorded(images: Any, *args: Any, **kwargs: Any) -> Any:
         for image in images:
@@ -35,14 +35,14 @@ def record_states(model: Any) -> None:
             model.recorded_states.append(
                 {layer: state[0].numpy().copy() for layer, state in states}
             )
-        return keep_tokens(model, images, *args, **kwargs)
+        return select_rows(model, images, *args, **kwargs)
 
-    model.keep_tokens = recorded
+    model.select_rows = recorded
 
 
 def take_states(model: Any) -> Any:
     """The recorded states; nothing is recorded from now on."""
-    del model.keep_tokens
+    del model.select_rows
     return model.__dict__.pop("recorded_states")
 
 

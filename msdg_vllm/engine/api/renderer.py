@@ -54,7 +54,8 @@ class PruningRenderer(HfRenderer):
             logger.warning(
                 "This server ignores `retention` and `pruning` in requests: msdg-vllm is "
                 "installed, but vLLM loads its routes only when VLLM_PLUGINS names them. Start "
-                "with `python -m server`, or set VLLM_PLUGINS=%s (and add your other plugins).",
+                "with `msdg-vllm serve` (or `python -m server`), or set VLLM_PLUGINS=%s (and add "
+                "your other plugins).",
                 PLUGIN,
             )
 

@@ -32,7 +32,7 @@ class VisualTokens:
         kept: Tokens the language model saw.
         items: Images and videos.
         pruned_items: Those of them that lost tokens.
-        methods: Names of the methods that chose, in alphabetical order.
+        methods: Names of the methods that selected, in alphabetical order.
     """
 
     total: int = 0

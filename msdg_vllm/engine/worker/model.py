@@ -184,7 +184,7 @@ class PruningModel:
         ):
             images = [self._kept_image(kwargs, modality, index, specs[index]) for index in batch]
             asked = [[specs[index]] for index in batch]
-            rows = self.keep_tokens(images, asked, self._queries(asked), encoded=False)
+            rows = self.select_rows(images, asked, self._queries(asked), encoded=False)
             embeddings.update(zip(batch, rows, strict=True))
         groups = {
             first: [specs[index] for index in askers] for first, askers in plan.askers.items()
@@ -250,11 +250,11 @@ class PruningModel:
             here = asked[num_images : num_images + len(images)]
             num_images += len(images)
             own = queries[len(rows) : len(rows) + sum(map(len, here))]
-            rows += self.keep_tokens(images, here, own, encoded=True)
+            rows += self.select_rows(images, here, own, encoded=True)
         self.statistics.count_encoder_run(num_images)
         return rows
 
-    def keep_tokens(
+    def select_rows(
         self,
         images: Sequence[EncodedImage],
         asked: Sequence[Sequence[PruningSpec]],

@@ -1,4 +1,4 @@
-"""What a worker counts about pruning: encoder runs, and the time that choosing tokens takes."""
+"""What a worker counts about pruning: encoder runs, and the time that selecting tokens takes."""
 
 from __future__ import annotations
 

@@ -161,7 +161,7 @@ def main(arguments: list[str] | None = None) -> int:
     config = json.loads((options.source / "config.json").read_text(encoding="utf-8"))
     length = config.get("tokenizer_model_max_length", 2048)
     print(f"{options.target} is ready. Serve it with:")
-    print(f"  python -m server --model {options.target} --max-model-len {length}")
+    print(f"  msdg-vllm serve {options.target} --max-model-len {length}")
     return 0
 
 

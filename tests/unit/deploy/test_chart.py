@@ -12,8 +12,8 @@ import yaml
 
 import msdg_vllm
 from deploy.dockerfile import read_stages
+from msdg_vllm.console import PROBE_PATHS
 from server.launcher import make_parser
-from server.shutdown import PROBE_PATHS
 from tests.chart import (
     CHART,
     EVERYTHING,

@@ -14,7 +14,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from server.shutdown import PROBE_PATHS, Availability, Traffic
+from msdg_vllm.console import PROBE_PATHS
+from server.shutdown import Availability, Traffic
 
 pytestmark = pytest.mark.anyio
 

@@ -222,7 +222,7 @@ def test_kept_rows_and_explanations_tell_of_the_same_tokens(scope: str) -> None:
     model.statistics = PruningStatistics()
     model.store, model.selections = ImageStore(0), SelectionMemory()
     spec = PruningSpec(budget=40, num_tokens=0, scope=scope, explanation=7)
-    (rows,) = model.keep_tokens(images, [[spec]], [torch.randn(3, 16)], encoded=True)
+    (rows,) = model.select_rows(images, [[spec]], [torch.randn(3, 16)], encoded=True)
     explained = model.explanations.get(7)
     assert explained is not None
     assert [tile["tile"] for tile in explained] == [0, 1, 2, 3, 4]
