@@ -62,16 +62,14 @@ class VisualTokens:
     @classmethod
     def sum(cls, counts: Iterable[VisualTokens]) -> VisualTokens:
         """Add up the counts of several prompts."""
-        total = cls()
-        for count in counts:
-            total = cls(
-                total.total + count.total,
-                total.kept + count.kept,
-                total.items + count.items,
-                total.pruned_items + count.pruned_items,
-                tuple(sorted({*total.methods, *count.methods})),
-            )
-        return total
+        every = list(counts)
+        return cls(
+            sum(one.total for one in every),
+            sum(one.kept for one in every),
+            sum(one.items for one in every),
+            sum(one.pruned_items for one in every),
+            tuple(sorted({method for one in every for method in one.methods})),
+        )
 
     def as_details(self) -> dict[str, int]:
         """Return the keys that join the details of a usage."""
