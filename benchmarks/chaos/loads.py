@@ -38,11 +38,11 @@ def new_images(number: int, size: tuple[int, int] = (96, 96)) -> list[dict[str, 
 async def overload(url: str, model: str) -> Outcome:
     """Three times what the queue holds, then every refused request once more."""
     start = time.monotonic()
-    images = new_images(96)
+    images, long = new_images(96), {"max_tokens": 64, "ignore_eos": True}
     async with client_of(url, connections=256) as client:
 
         def body(number: int) -> dict[str, Any]:
-            return chat(model, [images[number]], retention=0.111, max_tokens=32)
+            return chat(model, [images[number]], retention=0.111, **long)
 
         replies = await many(lambda number: post(client, body(number)), len(images), len(images))
         refused = [number for number, reply in enumerate(replies) if reply.status == 503]
