@@ -1,9 +1,12 @@
 """Drawing: a scene as a picture, on a textured and cluttered background."""
 
+from dataclasses import replace
+from functools import cache
+
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-from benchmarks.quality.scenes import CHARACTER_WIDTH, Item, Scene
+from benchmarks.quality.scenes import CHARACTERS, Item, Scene
 
 _RGB = {
     "red": (214, 32, 36),
@@ -17,17 +20,37 @@ _RGB = {
 }
 _PAPER = (250, 250, 246)
 _INK = (16, 16, 20)
+_LETTER = 19  # of a character 16 pixels wide
+_MODEL_AREA = 96 * 96
 
 
 def draw_scene(scene: Scene) -> Image.Image:
     """Return the picture of `scene`; the same scene always gives the same pixels."""
     rng = np.random.default_rng([scene.seed, 1])
+    if scene.sides is not None:
+        return _draw_fine(rng, scene, scene.sides)
     picture = Image.fromarray(_texture(rng, scene.width, scene.height))
     canvas = ImageDraw.Draw(picture)
     _add_clutter(rng, canvas, scene.width, scene.height)
     for item in scene.items:
         _draw_item(rng, canvas, scene, item)
     return picture
+
+
+def _draw_fine(rng: np.random.Generator, scene: Scene, sides: tuple[int, int]) -> Image.Image:
+    """Draw twice as large, with stray letters and faint items, then scale to the size wanted."""
+    large = replace(scene, width=2 * sides[0], height=2 * sides[1])
+    picture = Image.fromarray(_texture(rng, large.width, large.height))
+    canvas = ImageDraw.Draw(picture)
+    for _ in range(round(sides[0] * sides[1] / _MODEL_AREA)):
+        _add_clutter(rng, canvas, large.width, large.height)
+        _add_letter(rng, canvas, large)
+    for item in scene.items:
+        behind = picture.copy()
+        _draw_item(rng, canvas, large, item)
+        if item.opacity < 1:
+            picture.paste(Image.blend(behind, picture, item.opacity))
+    return picture.resize((scene.width, scene.height), Image.Resampling.BICUBIC)
 
 
 def _texture(rng: np.random.Generator, width: int, height: int) -> np.ndarray:
@@ -73,6 +96,18 @@ def _add_clutter(
             canvas.arc(box, rng.uniform(0, 180), rng.uniform(180, 360), fill=color)
 
 
+def _add_letter(rng: np.random.Generator, canvas: ImageDraw.ImageDraw, scene: Scene) -> None:
+    """A character that is on no sign, or an empty frame without colour."""
+    gray = int(rng.uniform(40, 215))
+    x, y = rng.uniform(0, scene.width), rng.uniform(0, scene.height)
+    if rng.random() < 0.5:
+        letter = CHARACTERS[int(rng.integers(len(CHARACTERS)))]
+        canvas.text((x, y), letter, fill=(gray,) * 3, font=_font(_LETTER), anchor="mm")
+    else:
+        wide = rng.uniform(10, 34)
+        canvas.rectangle((x - wide, y - 11, x + wide, y + 11), outline=(gray,) * 3, width=2)
+
+
 def _draw_item(
     rng: np.random.Generator, canvas: ImageDraw.ImageDraw, scene: Scene, item: Item
 ) -> None:
@@ -101,11 +136,16 @@ def _draw_item(
 
 def _write(canvas: ImageDraw.ImageDraw, scene: Scene, item: Item, cx: float, cy: float) -> None:
     """One character per cell, so that width depends on the length of the code alone."""
-    font = ImageFont.load_default(size=round(0.1 * scene.height))
-    step = CHARACTER_WIDTH * scene.width
+    font = _font(_LETTER if scene.sides else round(0.1 * scene.height))
+    step = scene.character_width * scene.width
     for position, character in enumerate(item.code):
         x = cx + (position - (len(item.code) - 1) / 2) * step
         canvas.text((x, cy), character, fill=_INK, font=font, anchor="mm")
+
+
+@cache
+def _font(size: int) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
+    return ImageFont.load_default(size=size)
 
 
 def _star() -> list[tuple[float, float]]:

@@ -12,6 +12,7 @@ from benchmarks.quality.scenes import COLORS, HELD_OUT_PAIRS, SHAPES, Item, Scen
 T = TypeVar("T")
 
 KINDS = ("presence", "attribute", "counting", "position", "reading", "choice")
+FINE_KINDS = (*KINDS, "both")
 LETTERS = "ABCD"
 # Closer than this, "left of" would be a matter of opinion.
 _CLEARLY_APART = 0.1
@@ -126,7 +127,7 @@ def _counting(scene: Scene, rng: np.random.Generator) -> tuple[str, str] | None:
         by_color = form < 0.65
         counts = Counter(item.color if by_color else item.name for item in scene.shapes)
         everything = COLORS if by_color else SHAPES
-        sizes = sorted(set(counts.values()) | {0})
+        sizes = sorted({counts[word] for word in everything})
         # Sizes are drawn before what has that size: otherwise nearly every answer would be 1.
         weights = np.array([0.5 if size == 0 else 1.0 for size in sizes])
         number = sizes[int(rng.choice(len(sizes), p=weights / weights.sum()))]
@@ -222,6 +223,28 @@ def _choice(scene: Scene, rng: np.random.Generator) -> tuple[str, str] | None:
     return "\n".join(lines), LETTERS[place]
 
 
+def _both(scene: Scene, rng: np.random.Generator) -> tuple[str, str] | None:
+    """Whether two things are there; if not, one of them is, in either place."""
+    there = sorted({(item.color, item.name) for item in scene.items})
+    absent = sorted(
+        {
+            (c, s)
+            for c in {color for color, _ in there}
+            for s in {name for _, name in there}
+            if (c, s) not in there and _may_be_asked(scene, c, s)
+        }
+    )
+    wanted = rng.random() < 0.5
+    if len(there) < 2 or not absent:
+        return None
+    order = rng.permutation(len(there))
+    named = [there[int(order[0])], there[int(order[1])] if wanted else _pick(rng, absent)]
+    if rng.random() < 0.5:
+        named.reverse()
+    one, other = (_with_article(" ".join(words)) for words in named)
+    return f"Is there {one} and {other}?", "yes" if wanted else "no"
+
+
 _ASKERS: dict[str, Callable[[Scene, np.random.Generator], tuple[str, str] | None]] = {
     "presence": _presence,
     "attribute": _attribute,
@@ -229,4 +252,5 @@ _ASKERS: dict[str, Callable[[Scene, np.random.Generator], tuple[str, str] | None
     "position": _position,
     "reading": _reading,
     "choice": _choice,
+    "both": _both,
 }

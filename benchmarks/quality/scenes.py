@@ -60,6 +60,7 @@ class Item:
     y: float
     width: float
     height: float
+    opacity: float = 1.0  # how little of the background it lets through
 
     @property
     def is_sign(self) -> bool:
@@ -74,6 +75,12 @@ class Scene:
     width: int  # of the drawn picture, in pixels
     height: int
     items: tuple[Item, ...]
+    sides: tuple[int, int] | None = None  # before it is scaled to that size; None: sizes vary
+
+    @property
+    def character_width(self) -> float:
+        """Of the picture's width."""
+        return 8 / (self.sides[0] if self.sides else _MODEL_SIDE)
 
     @property
     def shapes(self) -> tuple[Item, ...]:
