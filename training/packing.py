@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.quality.scenes import MAX_ITEMS
 from training.pool import BACKGROUND, Pool
 
 IGNORED = -100
@@ -29,7 +28,7 @@ class PackedQuestions:
 
 def sample_arrays(pool: Pool, scenes: np.ndarray) -> dict[str, Tensor]:
     """Return the ground truth of some scenes as tensors."""
-    names = ("owner", "colors", "names", "characters", "centers")
+    names = ("owner", "colors", "names", "characters", "centers", "character_widths")
     arrays = {name: torch.from_numpy(getattr(pool, name)[scenes]) for name in names}
     return {name: a if a.is_floating_point() else a.long() for name, a in arrays.items()}
 
@@ -84,7 +83,11 @@ def choose_glimpse(owner: Tensor, num_seen: int, generator: torch.Generator) -> 
 
 
 def choose_patches(
-    owner: Tensor, num_kept: int, generator: torch.Generator, one_per_item: bool = False
+    owner: Tensor,
+    num_kept: int,
+    generator: torch.Generator,
+    max_items: int,
+    one_per_item: bool = False,
 ) -> Tensor:
     """Return `(B, num_kept)` ascending patches: at least one of each item, the rest by chance.
 
@@ -99,8 +102,8 @@ def choose_patches(
         mine = owner == item
         best = torch.where(mine, luck, -1.0).argmax(1, keepdim=True)
         first |= torch.zeros_like(shown).scatter(1, best, True) & mine
-    favour = torch.rand(num_rows, MAX_ITEMS + 1, generator=generator) * 1.2
-    favour = favour.gather(1, torch.where(shown, owner, MAX_ITEMS)) * (owner != BACKGROUND)
+    favour = torch.rand(num_rows, max_items + 1, generator=generator) * 1.2
+    favour = favour.gather(1, torch.where(shown, owner, max_items)) * (owner != BACKGROUND)
     rank = luck - shown.float() if one_per_item else luck + favour
     rank = torch.where(first, 9.0, rank)
     return rank.topk(num_kept, dim=1).indices.sort(dim=1).values

@@ -10,13 +10,16 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, fields
 from functools import cache, cached_property
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
+from PIL import Image
 from tqdm import tqdm
 from transformers import PreTrainedTokenizerFast
 
 from benchmarks.quality.drawing import draw_scene
-from benchmarks.quality.questions import KINDS, ask
+from benchmarks.quality.fine import MAX_FINE_CODE, MAX_FINE_ITEMS, sample_fine
+from benchmarks.quality.questions import FINE_KINDS, KINDS, ask
 from benchmarks.quality.scenes import (
     CHARACTERS,
     COLORS,
@@ -27,14 +30,18 @@ from benchmarks.quality.scenes import (
     sample_scene,
 )
 from training.canvas import Canvas
+from training.qwen import CANVAS
 from training.tokenizer import build_tokenizer
 
 NAMES = (*SHAPES, "sign")
 MAX_CODE = 3
+FINE = "fine"
+Source = Split | Literal["fine"]
 BACKGROUND, UNCLEAR = -1, -2
 _QUESTIONS_PER_KIND = 2
 _MAX_QUESTION_TOKENS = 52
 _CHUNK = 250
+_USUAL_EVERY = 5
 
 
 @dataclass(frozen=True)
@@ -51,6 +58,7 @@ class Pool:
     tokens: np.ndarray  # (S, Q, T) from the line break after the image to the end of the answer
     prompt_lengths: np.ndarray  # (S, Q)
     lengths: np.ndarray  # (S, Q)
+    character_widths: np.ndarray  # (S,) of a sign, in the picture's width
     forms: np.ndarray | None = None  # (S, 2) rows and columns of tokens, if they differ
 
     def __len__(self) -> int:
@@ -63,8 +71,16 @@ class Pool:
         forms = self.forms.astype(np.int64) @ (1, 1000)
         return [np.flatnonzero(forms == form) for form in np.unique(forms)]
 
+    @cached_property
+    def scaled(self) -> np.ndarray:
+        """Which pictures are scaled down, `(S,)`: a character is less than a token wide."""
+        if self.forms is None:
+            return np.zeros(len(self), bool)
+        scaled: np.ndarray = self.character_widths * self.forms[:, 1] < 0.75
+        return scaled
 
-def load_pool(folder: Path, num_scenes: int, canvas: Canvas, split: Split = "train") -> Pool:
+
+def load_pool(folder: Path, num_scenes: int, canvas: Canvas, split: Source = "train") -> Pool:
     """Return the pool, drawing it first if no file of this recipe and size exists."""
     path = folder / f"pool-{split}-{num_scenes}-{canvas.name}-{_recipe(canvas, split)}.npz"
     if not path.exists():
@@ -124,33 +140,38 @@ def _tokenizer() -> PreTrainedTokenizerFast:
     return build_tokenizer()
 
 
-def _recipe(canvas: Canvas, split: Split) -> str:
+def _recipe(canvas: Canvas, split: Source) -> str:
     """Name what the code makes of the first scenes, so that a change of it makes a new pool."""
     sample = _draw_chunk((0, 8, canvas, split))
     return hashlib.sha256(b"".join(array.tobytes() for array in sample.values())).hexdigest()[:10]
 
 
-def _draw_chunk(job: tuple[int, int, Canvas, Split]) -> dict[str, np.ndarray]:
+def _draw_chunk(job: tuple[int, int, Canvas, Source]) -> dict[str, np.ndarray]:
     first, last, canvas, split = job
-    number, num_questions = last - first, _QUESTIONS_PER_KIND * len(KINDS)
+    kinds = FINE_KINDS if split == FINE else KINDS
+    max_items = MAX_FINE_ITEMS if split == FINE else MAX_ITEMS
+    max_code = MAX_FINE_CODE if split == FINE else MAX_CODE
+    number, num_questions = last - first, _QUESTIONS_PER_KIND * len(kinds)
     chunk: dict[str, np.ndarray] = {
         "pixels": np.zeros((number, *canvas.pixels_shape), np.uint8),
         "owner": np.full((number, canvas.max_tokens), UNCLEAR, np.int8),
-        "colors": np.full((number, MAX_ITEMS), -1, np.int8),
-        "names": np.full((number, MAX_ITEMS), -1, np.int8),
-        "characters": np.full((number, MAX_ITEMS, MAX_CODE), -1, np.int8),
-        "centers": np.zeros((number, MAX_ITEMS, 2), np.float32),
+        "colors": np.full((number, max_items), -1, np.int8),
+        "names": np.full((number, max_items), -1, np.int8),
+        "characters": np.full((number, max_items, max_code), -1, np.int8),
+        "centers": np.zeros((number, max_items, 2), np.float32),
         "kinds": np.full((number, num_questions), -1, np.int8),
         "tokens": np.zeros((number, num_questions, _MAX_QUESTION_TOKENS), np.int16),
         "prompt_lengths": np.zeros((number, num_questions), np.int16),
         "lengths": np.zeros((number, num_questions), np.int16),
+        "character_widths": np.zeros(number, np.float32),
     }
     forms = np.zeros((number, 2), np.int8)
     for row, index in enumerate(range(first, last)):
-        scene = sample_scene(index, split)
-        pixels = canvas.arrange(draw_scene(scene))
+        scene, picture = _draw(index, split)
+        chunk["character_widths"][row] = scene.character_width
+        pixels = canvas.arrange(picture)
         chunk["pixels"][row, : len(pixels)] = pixels
-        forms[row] = rows, columns = canvas.form(scene.width, scene.height)
+        forms[row] = rows, columns = canvas.form(*picture.size)
         chunk["owner"][row, : rows * columns] = patch_owners(scene, rows, columns)
         for place, item in enumerate(scene.items):
             chunk["colors"][row, place] = COLORS.index(item.color)
@@ -158,17 +179,36 @@ def _draw_chunk(job: tuple[int, int, Canvas, Split]) -> dict[str, np.ndarray]:
             chunk["centers"][row, place] = item.x, item.y
             for position, character in enumerate(item.code):
                 chunk["characters"][row, place, position] = CHARACTERS.index(character)
-        _ask(scene, chunk, row)
+        _ask(scene, chunk, row, kinds)
     if canvas.has_forms:
         chunk["forms"] = forms
     return chunk
 
 
-def _ask(scene: Scene, chunk: dict[str, np.ndarray], row: int) -> None:
+def _draw(index: int, split: Source) -> tuple[Scene, Image.Image]:
+    """Return a scene and its picture; among fine ones some are as usual, at their usual size."""
+    if split != FINE:
+        scene = sample_scene(index, split)
+        return scene, draw_scene(scene)
+    if index % _USUAL_EVERY:
+        scene = sample_fine(index, training=True)
+        return scene, draw_scene(scene)
+    scene = sample_scene(index)
+    return scene, at_usual_size(draw_scene(scene))
+
+
+def at_usual_size(picture: Image.Image) -> Image.Image:
+    """Scale a picture as the model that knows one size has it scaled."""
+    rows, columns = CANVAS.form(*picture.size)
+    side = 2 * CANVAS.patch
+    return picture.resize((columns * side, rows * side), Image.Resampling.BICUBIC)
+
+
+def _ask(scene: Scene, chunk: dict[str, np.ndarray], row: int, kinds: tuple[str, ...]) -> None:
     rng = np.random.default_rng([scene.seed, 3])
-    for place in range(_QUESTIONS_PER_KIND * len(KINDS)):
-        kind = place % len(KINDS)
-        question = ask(scene, KINDS[kind], rng)
+    for place in range(_QUESTIONS_PER_KIND * len(kinds)):
+        kind = place % len(kinds)
+        question = ask(scene, kinds[kind], rng)
         if question is None:
             continue
         tokens, prompt_length = question_tokens(_tokenizer(), question.text, question.answer)

@@ -21,6 +21,8 @@ from training.tokenizer import QWEN_TOKENS
 PATCH_SIDE = 4
 # A square picture of any size becomes 96 x 96 pixels, 12 x 12 tokens; others about as many.
 CANVAS = AnyForm(PATCH_SIDE, min_pixels=96 * 96, max_pixels=10_800)
+# Pictures of 3 x 3 to 24 x 24 tokens, as they are.
+FINE_CANVAS = AnyForm(PATCH_SIDE, min_pixels=24 * 24, max_pixels=192 * 192)
 PATCHES = 4  # of a token
 WIDTH = 64  # of the tower
 EARLY_LAYERS = 6

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import PreTrainedTokenizerFast
 
-from benchmarks.quality.scenes import CHARACTER_WIDTH, CHARACTERS, COLORS
+from benchmarks.quality.scenes import CHARACTERS, COLORS
 from training.pool import BACKGROUND, MAX_CODE, NAMES
 from training.tokenizer import PLURALS
 
@@ -30,7 +30,11 @@ class Symbols(nn.Module):
     """Word sums for the items of a scene; used in training only."""
 
     def __init__(
-        self, tokenizer: PreTrainedTokenizerFast, embeddings: nn.Module, tower_width: int
+        self,
+        tokenizer: PreTrainedTokenizerFast,
+        embeddings: nn.Module,
+        tower_width: int,
+        max_code: int = MAX_CODE,
     ) -> None:
         super().__init__()
         # In a tuple: the language model owns these weights, not this module.
@@ -41,14 +45,14 @@ class Symbols(nn.Module):
         self.name_ids = torch.tensor(ids([f" {word}" for word in NAMES]))
         self.shape_id = ids(" shape")
         self.characters = nn.Parameter(
-            torch.randn(MAX_CODE, len(CHARACTERS) + 1, width) / width**0.5
+            torch.randn(max_code, len(CHARACTERS) + 1, width) / width**0.5
         )
         self.background = nn.Parameter(torch.randn(width) / width**0.5)
         self.place = nn.Linear(2 + 4 * len(_FREQUENCIES), width, bias=False)
         nn.init.normal_(self.place.weight, 0, 0.6 / width**0.5)
         self._tie_word_forms(tokenizer)
         self._start_places(tokenizer)
-        self.spelling = nn.Linear(tower_width, MAX_CODE * len(CHARACTERS))
+        self.spelling = nn.Linear(tower_width, max_code * len(CHARACTERS))
         self.summary = nn.Linear(tower_width, len(COLORS) + len(NAMES))
         self.whereabouts = nn.Linear(width, 2)
         self.firsts = nn.Linear(width, 1)
@@ -92,7 +96,7 @@ class Symbols(nn.Module):
         vectors = vectors + self.words[self.name_ids[names.clamp(min=0)]]
         is_sign = (names == NAMES.index("sign")).unsqueeze(-1)
         vectors = vectors + self.words[self.shape_id] * ~is_sign
-        for position in range(MAX_CODE):
+        for position in range(len(self.characters)):
             written = self.characters[position][characters[..., position]]  # -1: its last row
             vectors = vectors + written * is_sign
         if "offsets" not in batch:
@@ -137,7 +141,7 @@ def alignment_loss(symbols: Symbols, tokens: Tensor, batch: dict[str, Tensor]) -
     ]
     signs = batch["names"][row, item] == NAMES.index("sign")
     last = characters.shape[1] - 1
-    for position in range(MAX_CODE):
+    for position in range(len(characters)):
         written = batch["characters"][row, item, position][signs]
         written = torch.where(written < 0, last, written)
         readings.append((read[signs], characters[position], written))
@@ -179,7 +183,8 @@ def spelling_loss(
     code = batch["characters"][row, item]  # (P, 3)
     length = (code >= 0).sum(-1)
     x = columns[row, patch]
-    place = ((x - batch["centers"][row, item, 0]) / CHARACTER_WIDTH + (length - 1) / 2).round()
+    steps = (x - batch["centers"][row, item, 0]) / batch["character_widths"][row]
+    place = (steps + (length - 1) / 2).round()
     place = torch.minimum(place.long().clamp(min=0), length - 1)
     wanted = place * len(CHARACTERS) + code.gather(1, place.unsqueeze(1)).squeeze(1)
     return functional.cross_entropy(symbols.spelling(states[row, patch]), wanted)

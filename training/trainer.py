@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from benchmarks.quality.questions import KINDS
+from benchmarks.quality.questions import FINE_KINDS, KINDS
+from benchmarks.quality.scenes import MAX_ITEMS
 from training.families import FAMILIES, Form
 from training.lessons import (
     firsts_loss,
@@ -25,7 +26,7 @@ from training.packing import (
     packed_mask,
     sample_arrays,
 )
-from training.pool import Pool
+from training.pool import BACKGROUND, Pool
 from training.stages import STAGES, Stage
 from training.symbols import (
     Symbols,
@@ -38,6 +39,9 @@ from training.symbols import (
 # How many of the 144 patches there are while it is learnt what items look like: all that show
 # anything, and some background. It costs a quarter.
 _GLIMPSE = 44
+# The same for pictures of any size: what shows anything in the fullest, and this many more.
+_MORE = 20
+_USUAL_TOKENS = 168  # of the largest pictures whose batches are whole
 # Layers after the early ones shall change only what they must.
 _UPDATE_COST = 0.005
 
@@ -56,7 +60,8 @@ class Trainer:
         self.tokenizer = family.tokenizer()
         self.model: Any = family.build(self.tokenizer)
         embeddings = self.model.get_input_embeddings()
-        self.symbols = Symbols(self.tokenizer, embeddings, family.state_width)
+        max_code = pool.characters.shape[2]
+        self.symbols = Symbols(self.tokenizer, embeddings, family.state_width, max_code)
         with torch.no_grad():
             self.model.lm_head.weight.copy_(self.symbols.words)
         self.opening, self.closing = (
@@ -91,14 +96,21 @@ class Trainer:
         rng = np.random.default_rng([self.seed, number, step])
         generator = torch.Generator().manual_seed(int(rng.integers(1 << 62)))
         scenes = self.family.choose_scenes(self.pool, stage.batch, rng)
+        while stage.name in ("grid", "align", "spell") and self.pool.scaled[scenes[0]]:
+            scenes = self.family.choose_scenes(self.pool, stage.batch, rng)
         form = self._form(scenes)
-        batch = sample_arrays(self.pool, scenes)
         num_patches = form[0] * form[1]
+        glimpsed = stage.name in ("grid", "align", "spell", "glimpses")
+        if not glimpsed:
+            # Pictures larger than usual come in fewer at once.
+            scenes = scenes[: max(2, stage.batch * _USUAL_TOKENS // num_patches)]
+        batch = sample_arrays(self.pool, scenes)
         batch["owner"] = batch["owner"][:, :num_patches]
-        patches = torch.arange(num_patches).expand(stage.batch, -1)
+        patches = torch.arange(num_patches).expand(len(scenes), -1)
         seen = None
-        if stage.name in ("grid", "align", "spell", "glimpses"):
-            patches = seen = choose_glimpse(batch["owner"], _GLIMPSE, generator)
+        if glimpsed:
+            num_seen = self._num_seen(batch["owner"])
+            patches = seen = choose_glimpse(batch["owner"], num_seen, generator)
             batch["owner"] = batch["owner"].gather(1, seen)
         offsets = self.family.offsets(batch["centers"], patches, form)
         if offsets is not None:
@@ -112,7 +124,8 @@ class Trainer:
             with torch.set_grad_enabled(stage.vision_rate > 0):
                 seeing = self.family.encode(self.model, self.pool.pixels[scenes], seen, form, early)
             tokens, states = seeing.tokens, seeing.states
-        if stage.vision_rate > 0:
+        # What a picture that is scaled down shows is for the answers to find out.
+        if stage.vision_rate > 0 and not self.pool.scaled[scenes[0]]:
             alignment = alignment_loss(self.symbols, tokens, batch)
             columns = (patches % form[1] + 0.5) / form[1]
             spelled = states[self.family.spelling_layer]
@@ -124,15 +137,16 @@ class Trainer:
                 alignment = alignment + _UPDATE_COST * update_size(late)
             if stage.name in ("align", "spell"):
                 return alignment, {}
+        max_items = self.pool.colors.shape[1]
         if stage.name == "words":
-            kept = choose_patches(batch["owner"], 12, generator, one_per_item=True)
+            kept = choose_patches(batch["owner"], 12, generator, max_items, one_per_item=True)
         else:
             # Some of the time all tokens, else any number down to 1/12 of the picture's.
             num_kept = num_tokens = tokens.shape[1]
             if rng.random() < (0.85 if stage.name == "gaps" else 2 / 3):
                 least = num_patches / 12
                 num_kept = int(num_tokens * (least / num_tokens) ** rng.random())
-            kept = choose_patches(batch["owner"], num_kept, generator)
+            kept = choose_patches(batch["owner"], num_kept, generator, max_items)
         tokens = tokens.gather(1, kept.unsqueeze(-1).expand(-1, -1, tokens.shape[-1]))
         batch["owner"] = batch["owner"].gather(1, kept)
         positions = self.family.positions(patches.gather(1, kept), form)
@@ -144,6 +158,13 @@ class Trainer:
         noise = torch.randn(tokens.shape, generator=generator)
         scale: float = 0.3 / tokens.shape[-1] ** 0.5
         return tokens + noise * scale
+
+    def _num_seen(self, owner: Tensor) -> int:
+        """Return how many tokens of each picture a glimpse has."""
+        if self.pool.colors.shape[1] == MAX_ITEMS:
+            return _GLIMPSE
+        shown = int((owner != BACKGROUND).sum(1).max())
+        return min(owner.shape[1], shown + _MORE)
 
     def _form(self, scenes: np.ndarray) -> Form:
         """Return the form of pictures that all have the same."""
@@ -187,7 +208,7 @@ class Trainer:
         kinds = packed.kinds[wanted][told]
         correct = {
             name: float(right[kinds == kind].mean())
-            for kind, name in enumerate(KINDS)
+            for kind, name in enumerate(FINE_KINDS)
             if (kinds == kind).any()
         }
         losses = functional.cross_entropy(logits, labels, reduction="none")

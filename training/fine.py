@@ -1,0 +1,131 @@
+"""Train the Qwen-style model on for pictures of many sizes: `python -m training.fine`.
+
+Starts from saved weights. What training alone uses is not saved with them, so it is first learnt
+again from what the tower says.
+"""
+
+import argparse
+import math
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import load_file
+from tqdm import trange
+
+from training.export import MODELS, WEIGHTS, export
+from training.families import FAMILIES, Family
+from training.packing import choose_glimpse, sample_arrays
+from training.pool import FINE, load_pool
+from training.stages import Stage
+from training.symbols import spelling_loss
+from training.train import _ENVIRONMENT, _run_stage, run_folder
+from training.trainer import Trainer
+
+NAME = "fine"
+STAGES = (
+    Stage("grid", 400, 24, 8, language_rate=6e-4),
+    Stage("spell", 400, 32, 0, vision_rate=1e-3),
+    Stage("glimpses", 500, 24, 6, language_rate=4e-4, vision_rate=8e-4),
+    Stage("pictures", 500, 24, 6, language_rate=4e-4, vision_rate=6e-4, cooldown=0.7),
+)
+_RECALL = Stage("grid", 300, 24, 6)
+_USUAL_FORM = (12, 12)
+
+
+def load_weights(family: Family, model: Any, folder: Path) -> None:
+    """Load an exported model's weights."""
+    saved = load_file(folder / WEIGHTS)
+    names = {name: family.published_name(name) for name in model.state_dict()}
+    model.load_state_dict({name: saved[published].float() for name, published in names.items()})
+
+
+def recall_symbols(trainer: Trainer) -> None:
+    """Learn the symbols that the saved tower tells, with all of the model at rest."""
+    pool, family = trainer.pool, trainer.family
+    assert pool.forms is not None
+    usual = (pool.forms == _USUAL_FORM).all(1) & (pool.characters[:, :, 3] < 0).all(1)
+    usual &= np.isclose(pool.character_widths, 1 / 12)
+    among = np.flatnonzero(usual)
+    trainer.model.requires_grad_(False)
+    with torch.no_grad():
+        trainer.symbols.characters[3, -1] = 0
+    optimizer = torch.optim.Adam(trainer.symbols.parameters(), lr=1e-2)
+    patches = torch.arange(math.prod(_USUAL_FORM)).expand(_RECALL.batch, -1)
+    bar = trange(_RECALL.steps, desc="recall")
+    for step in bar:
+        rng = np.random.default_rng([trainer.seed, 99, step])
+        generator = torch.Generator().manual_seed(step)
+        optimizer.param_groups[0]["lr"] = 1e-2 * (1 - step / _RECALL.steps)
+        scenes = rng.choice(among, size=_RECALL.batch)
+        batch = sample_arrays(pool, scenes)
+        owner = batch["owner"][:, : patches.shape[1]]
+        seen = choose_glimpse(owner, 60, generator)
+        batch["owner"] = owner.gather(1, seen)
+        offsets = family.offsets(batch["centers"], seen, _USUAL_FORM)
+        assert offsets is not None
+        mine = batch["owner"].clamp(min=0)[:, :, None, None].expand(-1, -1, -1, 2)
+        batch["offsets"] = offsets.gather(2, mine).squeeze(2)
+        with torch.no_grad():
+            told = family.encode(trainer.model, pool.pixels[scenes], seen, _USUAL_FORM, False)
+        error = (trainer.symbols.visual_tokens(batch) - told.tokens).square().sum(-1)
+        clear = batch["owner"] >= -1
+        columns = (seen % _USUAL_FORM[1] + 0.5) / _USUAL_FORM[1]
+        spelled = told.states[family.spelling_layer]
+        loss = error[clear].mean() + spelling_loss(trainer.symbols, spelled, columns, batch)
+        positions = family.positions(seen, _USUAL_FORM)
+        answer, shown = trainer._answer_loss(told.tokens, *positions, scenes, batch, _RECALL, rng)
+        optimizer.zero_grad(set_to_none=True)
+        (loss + answer).backward()
+        with torch.no_grad():
+            trainer.symbols.characters.grad[3] = 0  # type: ignore[index]
+        optimizer.step()
+        bar.set_postfix(
+            error=f"{error[clear].mean():.3f}",
+            size=f"{told.tokens[clear].square().sum(-1).mean():.3f}",
+            **{name: f"{value:.2f}" for name, value in shown.items()},
+        )
+
+
+def prepare(folder: Path, start: Path, num_scenes: int, seed: int) -> Trainer:
+    """Return a trainer whose model has the saved weights, and symbols that fit them."""
+    family = FAMILIES[NAME]
+    trainer = Trainer(NAME, load_pool(folder, num_scenes, family.canvas, FINE), seed)
+    load_weights(family, trainer.model, start)
+    recalled = folder / "recalled.pt"
+    if recalled.exists():
+        trainer.symbols.load_state_dict(torch.load(recalled, weights_only=True))
+    else:
+        recall_symbols(trainer)
+        torch.save(trainer.symbols.state_dict(), recalled)
+    return trainer
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--start", type=Path, default=MODELS / "scenes-qwen")
+    parser.add_argument("--runs", type=Path, help="where checkpoints and data go")
+    parser.add_argument("--scenes", type=int, default=8_000, help="how many training pictures")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--until", choices=[stage.name for stage in STAGES])
+    parser.add_argument("--output", type=Path, help="where the model is exported to")
+    arguments = parser.parse_args()
+    if not os.environ.keys() >= _ENVIRONMENT.keys():
+        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], os.environ | _ENVIRONMENT)
+    torch.set_num_threads(arguments.threads)
+    folder = arguments.runs or run_folder(NAME)
+    trainer = prepare(folder, arguments.start, arguments.scenes, arguments.seed)
+    for stage in STAGES:
+        _run_stage(trainer, stage, folder / f"{stage.name}.pt")
+        if stage.name == arguments.until:
+            break
+    if arguments.output:
+        export(trainer.family, trainer.model, arguments.output)
+
+
+if __name__ == "__main__":
+    main()
