@@ -51,11 +51,8 @@ def cases(kind: str, number: int) -> Iterator[Case]:
             scene = sample_fine(index)
             picture = draw_scene(scene)
             if kind == "half":
-                picture = picture.resize(
-                    (scene.width // 2 // TOKEN_SIDE * TOKEN_SIDE,) * 1
-                    + (scene.height // 2 // TOKEN_SIDE * TOKEN_SIDE,),
-                    Pictures.Resampling.BICUBIC,
-                )
+                half = scene.width // 2, scene.height // 2
+                picture = picture.resize(half, Pictures.Resampling.BICUBIC)
             group = f"{scene.width * scene.height // TOKEN_SIDE**2} tokens"
         else:
             scene = sample_scene(index, kind)  # type: ignore[arg-type]

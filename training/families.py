@@ -18,7 +18,7 @@ from transformers import (
 )
 
 from training import llava, qwen
-from training.canvas import AnyForm, Canvas, Square
+from training.canvas import Canvas, Square
 from training.pool import Pool
 from training.symbols import Symbols
 from training.tokenizer import build_qwen_tokenizer, build_tokenizer
@@ -164,7 +164,8 @@ class Llava:
 class Qwen:
     """Qwen2.5-VL: pictures of their own form, positions by row and column."""
 
-    canvas: AnyForm = qwen.CANVAS
+    canvas: Canvas = qwen.CANVAS
+    limits = qwen.CANVAS
     state_width = qwen.PATCHES * qwen.WIDTH
     early_layers = qwen.EARLY_LAYERS
     spelling_layer = qwen.SPELLING_LAYER
@@ -197,8 +198,8 @@ class Qwen:
             "merge_size": 2,
             "temporal_patch_size": 2,
             "size": {
-                "shortest_edge": self.canvas.min_pixels,
-                "longest_edge": self.canvas.max_pixels,
+                "shortest_edge": self.limits.min_pixels,
+                "longest_edge": self.limits.max_pixels,
             },
             "image_mean": list(CLIP_MEAN),
             "image_std": list(CLIP_STD),
@@ -263,7 +264,8 @@ class Qwen:
 class FineQwen(Qwen):
     """The same, with pictures of many sizes at their own resolution."""
 
-    canvas = qwen.FINE_CANVAS
+    canvas: Canvas = qwen.FINE_CANVAS
+    limits = qwen.FINE_CANVAS
 
     def choose_scenes(self, pool: Pool, number: int, rng: np.random.Generator) -> np.ndarray:
         assert pool.forms is not None

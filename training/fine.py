@@ -22,17 +22,16 @@ from training.packing import choose_glimpse, sample_arrays
 from training.pool import FINE, load_pool
 from training.stages import Stage
 from training.symbols import spelling_loss
-from training.train import _ENVIRONMENT, _run_stage, run_folder
+from training.train import ENVIRONMENT, run_folder, run_stage
 from training.trainer import Trainer
 
 NAME = "fine"
 STAGES = (
-    Stage("grid", 400, 24, 8, language_rate=6e-4),
-    Stage("spell", 400, 32, 0, vision_rate=1e-3),
-    Stage("glimpses", 500, 24, 6, language_rate=4e-4, vision_rate=8e-4),
-    Stage("pictures", 500, 24, 6, language_rate=4e-4, vision_rate=6e-4, cooldown=0.7),
+    Stage("grid", 120, 16, 8, language_rate=6e-4),
+    Stage("glimpses", 300, 16, 6, language_rate=5e-4, vision_rate=1e-3),
+    Stage("pictures", 375, 12, 6, language_rate=4e-4, vision_rate=6e-4, cooldown=0.7),
 )
-_RECALL = Stage("grid", 300, 24, 6)
+_RECALL = Stage("grid", 100, 16, 4)
 _USUAL_FORM = (12, 12)
 
 
@@ -69,25 +68,25 @@ def recall_symbols(trainer: Trainer) -> None:
         assert offsets is not None
         mine = batch["owner"].clamp(min=0)[:, :, None, None].expand(-1, -1, -1, 2)
         batch["offsets"] = offsets.gather(2, mine).squeeze(2)
-        with torch.no_grad():
+        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
             told = family.encode(trainer.model, pool.pixels[scenes], seen, _USUAL_FORM, False)
-        error = (trainer.symbols.visual_tokens(batch) - told.tokens).square().sum(-1)
+        error = (trainer.symbols.visual_tokens(batch) - told.tokens.float()).square().sum(-1)
         clear = batch["owner"] >= -1
         columns = (seen % _USUAL_FORM[1] + 0.5) / _USUAL_FORM[1]
-        spelled = told.states[family.spelling_layer]
+        spelled = told.states[family.spelling_layer].float()
         loss = error[clear].mean() + spelling_loss(trainer.symbols, spelled, columns, batch)
         positions = family.positions(seen, _USUAL_FORM)
-        answer, shown = trainer._answer_loss(told.tokens, *positions, scenes, batch, _RECALL, rng)
+        answer, shown = trainer.answer_loss(
+            told.tokens.float(), *positions, scenes, batch, _RECALL, rng
+        )
         optimizer.zero_grad(set_to_none=True)
         (loss + answer).backward()
         with torch.no_grad():
             trainer.symbols.characters.grad[3] = 0  # type: ignore[index]
         optimizer.step()
-        bar.set_postfix(
-            error=f"{error[clear].mean():.3f}",
-            size=f"{told.tokens[clear].square().sum(-1).mean():.3f}",
-            **{name: f"{value:.2f}" for name, value in shown.items()},
-        )
+        size = told.tokens[clear].float().square().sum(-1).mean()
+        shown |= {"error": error[clear].mean().item(), "size": size.item()}
+        bar.set_postfix({name: f"{value:.3f}" for name, value in shown.items()})
 
 
 def prepare(folder: Path, start: Path, num_scenes: int, seed: int) -> Trainer:
@@ -114,13 +113,13 @@ def main() -> None:
     parser.add_argument("--until", choices=[stage.name for stage in STAGES])
     parser.add_argument("--output", type=Path, help="where the model is exported to")
     arguments = parser.parse_args()
-    if not os.environ.keys() >= _ENVIRONMENT.keys():
-        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], os.environ | _ENVIRONMENT)
+    if not os.environ.keys() >= ENVIRONMENT.keys():
+        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], os.environ | ENVIRONMENT)
     torch.set_num_threads(arguments.threads)
     folder = arguments.runs or run_folder(NAME)
     trainer = prepare(folder, arguments.start, arguments.scenes, arguments.seed)
     for stage in STAGES:
-        _run_stage(trainer, stage, folder / f"{stage.name}.pt")
+        run_stage(trainer, stage, folder / f"{stage.name}.pt")
         if stage.name == arguments.until:
             break
     if arguments.output:

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from benchmarks.quality.scenes import MAX_ITEMS
 from training.pool import BACKGROUND, Pool
 
 IGNORED = -100
@@ -86,8 +87,8 @@ def choose_patches(
     owner: Tensor,
     num_kept: int,
     generator: torch.Generator,
-    max_items: int,
     one_per_item: bool = False,
+    max_items: int = MAX_ITEMS,
 ) -> Tensor:
     """Return `(B, num_kept)` ascending patches: at least one of each item, the rest by chance.
 

@@ -35,7 +35,7 @@ from training.tokenizer import build_tokenizer
 
 NAMES = (*SHAPES, "sign")
 MAX_CODE = 3
-FINE = "fine"
+FINE: Literal["fine"] = "fine"
 Source = Split | Literal["fine"]
 BACKGROUND, UNCLEAR = -1, -2
 _QUESTIONS_PER_KIND = 2
@@ -187,7 +187,7 @@ def _draw_chunk(job: tuple[int, int, Canvas, Source]) -> dict[str, np.ndarray]:
 
 def _draw(index: int, split: Source) -> tuple[Scene, Image.Image]:
     """Return a scene and its picture; among fine ones some are as usual, at their usual size."""
-    if split != FINE:
+    if split != "fine":
         scene = sample_scene(index, split)
         return scene, draw_scene(scene)
     if index % _USUAL_EVERY:

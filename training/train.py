@@ -23,7 +23,7 @@ _CHECKPOINT_EVERY = 100
 _WARMUP = 60  # steps
 # glibc hands every large tensor back to the system and faults its pages in again: 3 x slower.
 # Threads that wait asleep leave the processor to whatever else runs beside a long training.
-_ENVIRONMENT = {
+ENVIRONMENT = {
     "OMP_WAIT_POLICY": "PASSIVE",
     "MALLOC_MMAP_THRESHOLD_": str(1 << 32),
     "MALLOC_TRIM_THRESHOLD_": str(1 << 34),
@@ -41,13 +41,13 @@ def train(name: str, folder: Path, num_scenes: int, seed: int, until: str) -> Tr
     trainer = Trainer(name, load_pool(folder, num_scenes, FAMILIES[name].canvas), seed)
     for usual in STAGES:
         stage = replace(usual, steps=trainer.family.steps.get(usual.name, usual.steps))
-        _run_stage(trainer, stage, folder / f"{stage.name}.pt")
+        run_stage(trainer, stage, folder / f"{stage.name}.pt")
         if stage.name == until:
             break
     return trainer
 
 
-def _run_stage(trainer: Trainer, stage: Stage, path: Path) -> None:
+def run_stage(trainer: Trainer, stage: Stage, path: Path) -> None:
     optimizer = trainer.optimizer(stage)
     first = 0
     if path.exists():
@@ -99,9 +99,9 @@ def main() -> None:
     names = [stage.name for stage in STAGES]
     parser.add_argument("--until", choices=names, default=names[-1], help="last stage to run")
     arguments = parser.parse_args()
-    if not os.environ.keys() >= _ENVIRONMENT.keys():
+    if not os.environ.keys() >= ENVIRONMENT.keys():
         # Read at start only.
-        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], os.environ | _ENVIRONMENT)
+        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], os.environ | ENVIRONMENT)
     torch.set_num_threads(arguments.threads)
     folder = arguments.runs or run_folder(arguments.model)
     train(arguments.model, folder, arguments.scenes, arguments.seed, arguments.until)

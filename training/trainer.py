@@ -139,18 +139,18 @@ class Trainer:
                 return alignment, {}
         max_items = self.pool.colors.shape[1]
         if stage.name == "words":
-            kept = choose_patches(batch["owner"], 12, generator, max_items, one_per_item=True)
+            kept = choose_patches(batch["owner"], 12, generator, True, max_items)
         else:
             # Some of the time all tokens, else any number down to 1/12 of the picture's.
             num_kept = num_tokens = tokens.shape[1]
             if rng.random() < (0.85 if stage.name == "gaps" else 2 / 3):
                 least = num_patches / 12
-                num_kept = int(num_tokens * (least / num_tokens) ** rng.random())
-            kept = choose_patches(batch["owner"], num_kept, generator, max_items)
+                num_kept = max(1, int(num_tokens * (least / num_tokens) ** rng.random()))
+            kept = choose_patches(batch["owner"], num_kept, generator, max_items=max_items)
         tokens = tokens.gather(1, kept.unsqueeze(-1).expand(-1, -1, tokens.shape[-1]))
         batch["owner"] = batch["owner"].gather(1, kept)
         positions = self.family.positions(patches.gather(1, kept), form)
-        answer, correct = self._answer_loss(tokens, *positions, scenes, batch, stage, rng)
+        answer, correct = self.answer_loss(tokens, *positions, scenes, batch, stage, rng)
         return answer + alignment, correct
 
     def _symbolic_tokens(self, batch: dict[str, Tensor], generator: torch.Generator) -> Tensor:
@@ -173,7 +173,7 @@ class Trainer:
         rows, columns = self.pool.forms[scenes[0]]
         return int(rows), int(columns)
 
-    def _answer_loss(
+    def answer_loss(
         self,
         visual: Tensor,
         before: Tensor,

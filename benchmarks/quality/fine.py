@@ -79,6 +79,8 @@ def _place(
 ) -> Item | None:
     """Put an item where none is, a third of them faint; None if no place is found."""
     across, down = sides
+    width: float
+    height: float
     if name == "sign":
         width, height = len(code) * TOKEN_SIDE + _SIGN_MARGIN, _SIGN_HEIGHT
         opacity = float(rng.uniform(0.6, 1)) if rng.random() < 0.33 else 1.0
