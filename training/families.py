@@ -270,7 +270,7 @@ class FineQwen(Qwen):
     def choose_scenes(self, pool: Pool, number: int, rng: np.random.Generator) -> np.ndarray:
         assert pool.forms is not None
         one = rng.integers(len(pool))
-        alike = (pool.forms == pool.forms[one]).all(1) & (pool.scaled == pool.scaled[one])
+        alike = (pool.forms == pool.forms[one]).all(1) & (pool.sharpness == pool.sharpness[one])
         return rng.choice(np.flatnonzero(alike), size=number)
 
 

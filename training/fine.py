@@ -30,6 +30,7 @@ STAGES = (
     Stage("grid", 120, 16, 8, language_rate=6e-4),
     Stage("glimpses", 300, 16, 6, language_rate=5e-4, vision_rate=1e-3),
     Stage("pictures", 375, 12, 6, language_rate=4e-4, vision_rate=6e-4, cooldown=0.7),
+    Stage("gaps", 150, 16, 8, language_rate=4e-4, cooldown=0.8),
 )
 _RECALL = Stage("grid", 100, 16, 4)
 _USUAL_FORM = (12, 12)
@@ -46,12 +47,9 @@ def recall_symbols(trainer: Trainer) -> None:
     """Learn the symbols that the saved tower tells, with all of the model at rest."""
     pool, family = trainer.pool, trainer.family
     assert pool.forms is not None
-    usual = (pool.forms == _USUAL_FORM).all(1) & (pool.characters[:, :, 3] < 0).all(1)
-    usual &= np.isclose(pool.character_widths, 1 / 12)
+    usual = (pool.forms == _USUAL_FORM).all(1) & (pool.sharpness == 4)
     among = np.flatnonzero(usual)
     trainer.model.requires_grad_(False)
-    with torch.no_grad():
-        trainer.symbols.characters[3, -1] = 0
     optimizer = torch.optim.Adam(trainer.symbols.parameters(), lr=1e-2)
     patches = torch.arange(math.prod(_USUAL_FORM)).expand(_RECALL.batch, -1)
     bar = trange(_RECALL.steps, desc="recall")
@@ -81,8 +79,6 @@ def recall_symbols(trainer: Trainer) -> None:
         )
         optimizer.zero_grad(set_to_none=True)
         (loss + answer).backward()
-        with torch.no_grad():
-            trainer.symbols.characters.grad[3] = 0  # type: ignore[index]
         optimizer.step()
         size = told.tokens[clear].float().square().sum(-1).mean()
         shown |= {"error": error[clear].mean().item(), "size": size.item()}

@@ -18,11 +18,12 @@ from tqdm import tqdm
 from transformers import PreTrainedTokenizerFast
 
 from benchmarks.quality.drawing import draw_scene
-from benchmarks.quality.fine import MAX_FINE_CODE, MAX_FINE_ITEMS, sample_fine
+from benchmarks.quality.fine import MAX_FINE_ITEMS, sample_fine
 from benchmarks.quality.questions import FINE_KINDS, KINDS, ask
 from benchmarks.quality.scenes import (
     CHARACTERS,
     COLORS,
+    MAX_CODE,
     MAX_ITEMS,
     SHAPES,
     Scene,
@@ -34,14 +35,13 @@ from training.qwen import CANVAS
 from training.tokenizer import build_tokenizer
 
 NAMES = (*SHAPES, "sign")
-MAX_CODE = 3
 FINE: Literal["fine"] = "fine"
 Source = Split | Literal["fine"]
 BACKGROUND, UNCLEAR = -1, -2
 _QUESTIONS_PER_KIND = 2
 _MAX_QUESTION_TOKENS = 52
 _CHUNK = 250
-_USUAL_EVERY = 5
+_USUAL_EVERY = 4
 
 
 @dataclass(frozen=True)
@@ -72,12 +72,12 @@ class Pool:
         return [np.flatnonzero(forms == form) for form in np.unique(forms)]
 
     @cached_property
-    def scaled(self) -> np.ndarray:
-        """Which pictures are scaled down, `(S,)`: a character is less than a token wide."""
+    def sharpness(self) -> np.ndarray:
+        """The part of a token that a character is wide, in quarters, `(S,)`: 4 unless scaled."""
         if self.forms is None:
-            return np.zeros(len(self), bool)
-        scaled: np.ndarray = self.character_widths * self.forms[:, 1] < 0.75
-        return scaled
+            return np.full(len(self), 4)
+        quarters: np.ndarray = (4 * self.character_widths * self.forms[:, 1]).round().clip(1, 4)
+        return quarters
 
 
 def load_pool(folder: Path, num_scenes: int, canvas: Canvas, split: Source = "train") -> Pool:
@@ -150,14 +150,13 @@ def _draw_chunk(job: tuple[int, int, Canvas, Source]) -> dict[str, np.ndarray]:
     first, last, canvas, split = job
     kinds = FINE_KINDS if split == FINE else KINDS
     max_items = MAX_FINE_ITEMS if split == FINE else MAX_ITEMS
-    max_code = MAX_FINE_CODE if split == FINE else MAX_CODE
     number, num_questions = last - first, _QUESTIONS_PER_KIND * len(kinds)
     chunk: dict[str, np.ndarray] = {
         "pixels": np.zeros((number, *canvas.pixels_shape), np.uint8),
         "owner": np.full((number, canvas.max_tokens), UNCLEAR, np.int8),
         "colors": np.full((number, max_items), -1, np.int8),
         "names": np.full((number, max_items), -1, np.int8),
-        "characters": np.full((number, max_items, max_code), -1, np.int8),
+        "characters": np.full((number, max_items, MAX_CODE), -1, np.int8),
         "centers": np.zeros((number, max_items, 2), np.float32),
         "kinds": np.full((number, num_questions), -1, np.int8),
         "tokens": np.zeros((number, num_questions, _MAX_QUESTION_TOKENS), np.int16),

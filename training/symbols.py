@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import PreTrainedTokenizerFast
 
-from benchmarks.quality.scenes import CHARACTERS, COLORS
-from training.pool import BACKGROUND, MAX_CODE, NAMES
+from benchmarks.quality.scenes import CHARACTERS, COLORS, MAX_CODE
+from training.pool import BACKGROUND, NAMES
 from training.tokenizer import PLURALS
 
 _FREQUENCIES = (1, 2, 4, 8)
@@ -30,11 +30,7 @@ class Symbols(nn.Module):
     """Word sums for the items of a scene; used in training only."""
 
     def __init__(
-        self,
-        tokenizer: PreTrainedTokenizerFast,
-        embeddings: nn.Module,
-        tower_width: int,
-        max_code: int = MAX_CODE,
+        self, tokenizer: PreTrainedTokenizerFast, embeddings: nn.Module, tower_width: int
     ) -> None:
         super().__init__()
         # In a tuple: the language model owns these weights, not this module.
@@ -45,14 +41,14 @@ class Symbols(nn.Module):
         self.name_ids = torch.tensor(ids([f" {word}" for word in NAMES]))
         self.shape_id = ids(" shape")
         self.characters = nn.Parameter(
-            torch.randn(max_code, len(CHARACTERS) + 1, width) / width**0.5
+            torch.randn(MAX_CODE, len(CHARACTERS) + 1, width) / width**0.5
         )
         self.background = nn.Parameter(torch.randn(width) / width**0.5)
         self.place = nn.Linear(2 + 4 * len(_FREQUENCIES), width, bias=False)
         nn.init.normal_(self.place.weight, 0, 0.6 / width**0.5)
         self._tie_word_forms(tokenizer)
         self._start_places(tokenizer)
-        self.spelling = nn.Linear(tower_width, max_code * len(CHARACTERS))
+        self.spelling = nn.Linear(tower_width, MAX_CODE * len(CHARACTERS))
         self.summary = nn.Linear(tower_width, len(COLORS) + len(NAMES))
         self.whereabouts = nn.Linear(width, 2)
         self.firsts = nn.Linear(width, 1)
@@ -96,7 +92,7 @@ class Symbols(nn.Module):
         vectors = vectors + self.words[self.name_ids[names.clamp(min=0)]]
         is_sign = (names == NAMES.index("sign")).unsqueeze(-1)
         vectors = vectors + self.words[self.shape_id] * ~is_sign
-        for position in range(len(self.characters)):
+        for position in range(MAX_CODE):
             written = self.characters[position][characters[..., position]]  # -1: its last row
             vectors = vectors + written * is_sign
         if "offsets" not in batch:
@@ -141,7 +137,7 @@ def alignment_loss(symbols: Symbols, tokens: Tensor, batch: dict[str, Tensor]) -
     ]
     signs = batch["names"][row, item] == NAMES.index("sign")
     last = characters.shape[1] - 1
-    for position in range(len(characters)):
+    for position in range(MAX_CODE):
         written = batch["characters"][row, item, position][signs]
         written = torch.where(written < 0, last, written)
         readings.append((read[signs], characters[position], written))

@@ -41,6 +41,8 @@ from training.symbols import (
 _GLIMPSE = 44
 # The same for pictures of any size: what shows anything in the fullest, and this many more.
 _MORE = 20
+# Quarters of a token that a character must be wide to be spelled, and for tokens to have owners.
+_SHARP, _CLEAR = 3, 2
 _USUAL_TOKENS = 168  # of the largest pictures whose batches are whole
 # Layers after the early ones shall change only what they must.
 _UPDATE_COST = 0.005
@@ -60,8 +62,7 @@ class Trainer:
         self.tokenizer = family.tokenizer()
         self.model: Any = family.build(self.tokenizer)
         embeddings = self.model.get_input_embeddings()
-        max_code = pool.characters.shape[2]
-        self.symbols = Symbols(self.tokenizer, embeddings, family.state_width, max_code)
+        self.symbols = Symbols(self.tokenizer, embeddings, family.state_width)
         with torch.no_grad():
             self.model.lm_head.weight.copy_(self.symbols.words)
         self.opening, self.closing = (
@@ -96,7 +97,7 @@ class Trainer:
         rng = np.random.default_rng([self.seed, number, step])
         generator = torch.Generator().manual_seed(int(rng.integers(1 << 62)))
         scenes = self.family.choose_scenes(self.pool, stage.batch, rng)
-        while stage.name in ("grid", "align", "spell") and self.pool.scaled[scenes[0]]:
+        while stage.name in ("grid", "align", "spell") and self.pool.sharpness[scenes[0]] < _SHARP:
             scenes = self.family.choose_scenes(self.pool, stage.batch, rng)
         form = self._form(scenes)
         num_patches = form[0] * form[1]
@@ -124,12 +125,14 @@ class Trainer:
             with torch.set_grad_enabled(stage.vision_rate > 0):
                 seeing = self.family.encode(self.model, self.pool.pixels[scenes], seen, form, early)
             tokens, states = seeing.tokens, seeing.states
-        # What a picture that is scaled down shows is for the answers to find out.
-        if stage.vision_rate > 0 and not self.pool.scaled[scenes[0]]:
+        sharpness = self.pool.sharpness[scenes[0]]
+        # What a picture that is scaled down to a third shows is for the answers to find out.
+        if stage.vision_rate > 0 and sharpness >= _CLEAR:
             alignment = alignment_loss(self.symbols, tokens, batch)
-            columns = (patches % form[1] + 0.5) / form[1]
-            spelled = states[self.family.spelling_layer]
-            alignment = alignment + spelling_loss(self.symbols, spelled, columns, batch)
+            if sharpness >= _SHARP:
+                columns = (patches % form[1] + 0.5) / form[1]
+                spelled = states[self.family.spelling_layer]
+                alignment = alignment + spelling_loss(self.symbols, spelled, columns, batch)
             if stage.name != "align":
                 if seeing.summary is not None:
                     alignment = alignment + summary_loss(self.symbols, seeing.summary, batch)

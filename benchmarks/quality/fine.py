@@ -8,17 +8,16 @@ from dataclasses import replace
 
 import numpy as np
 
-from benchmarks.quality.scenes import CHARACTERS, COLORS, TRAINING_PAIRS, Item, Scene
+from benchmarks.quality.scenes import CHARACTERS, COLORS, MAX_CODE, TRAINING_PAIRS, Item, Scene
 
 TOKEN_SIDE = 8  # pixels
 # Rows and columns of tokens.
 GRIDS = ((12, 12), (12, 18), (18, 12), (16, 16), (16, 24), (24, 16), (24, 24))
 MAX_FINE_ITEMS = 9
-MAX_FINE_CODE = 4
 # Behind all seeds of the other splits.
 _FIRST_SEED = 1 << 50
 _SCALES = (2, 3, 4)
-_SCALED = 0.2
+_SCALED = 0.3
 _GAP = 3
 _SIGN_HEIGHT = 12
 _SIGN_MARGIN = 4
@@ -29,7 +28,7 @@ _MOST_BY_AREA = {144: 5, 216: 6, 256: 7, 384: 8, 576: 9}
 def sample_fine(index: int, training: bool = False) -> Scene:
     """Return fine scene number `index`; those of the training and the others never share a seed.
 
-    A fifth of the training's are whole scenes scaled down to a half, a third or a quarter.
+    Three in ten of the training's are whole scenes scaled down to a half, a third or a quarter.
     """
     seed = _FIRST_SEED * (1 + training) + index
     rng = np.random.default_rng(seed)
@@ -64,7 +63,7 @@ def _sample_kinds(
         chosen.append(alike[int(rng.integers(len(alike)))])
     signs = []
     for frame in rng.permutation(len(COLORS))[:num_signs]:
-        letters = rng.integers(len(CHARACTERS), size=int(rng.integers(1, MAX_FINE_CODE + 1)))
+        letters = rng.integers(len(CHARACTERS), size=int(rng.integers(1, MAX_CODE + 1)))
         signs.append((COLORS[int(frame)], "sign", "".join(CHARACTERS[int(i)] for i in letters)))
     return [*signs, *((color, shape, "") for color, shape in chosen)]
 

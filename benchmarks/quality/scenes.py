@@ -30,6 +30,7 @@ TRAINING_PAIRS = tuple(
 )
 
 MAX_ITEMS = 5
+MAX_CODE = 3
 Split = Literal["train", "test", "held_out", "crowded", "small"]
 
 # Sizes are in pixels of the 96-pixel square that the model sees, over its side.
@@ -152,7 +153,7 @@ def _sample_kinds(
     frames = rng.permutation(len(COLORS))[:num_signs]
     kinds = [(color, shape, "") for color, shape in chosen]
     for frame in frames:
-        length = int(rng.integers(1, 4))
+        length = int(rng.integers(1, MAX_CODE + 1))
         code = "".join(CHARACTERS[int(i)] for i in rng.integers(len(CHARACTERS), size=length))
         kinds.append((COLORS[int(frame)], "sign", code))
     # Signs are the widest, so they are placed first: rejection then seldom fails.
