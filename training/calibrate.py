@@ -13,6 +13,7 @@ from PIL import Image
 from tqdm import trange
 
 from benchmarks.quality.drawing import draw_scene
+from benchmarks.quality.fine import FINE, sample_fine
 from benchmarks.quality.inference import PROFILE
 from benchmarks.quality.scenes import Scene, sample_scene
 from msdg_vllm.calibration.command import main as calibrate
@@ -37,6 +38,9 @@ def item_mask(scene: Scene, width: int, height: int) -> NDArray[np.uint8]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--model", type=Path, default=MODELS / "scenes-llava")
+    parser.add_argument(
+        "--split", choices=["train", FINE], default="train", help="default: %(default)s"
+    )
     parser.add_argument("--scenes", type=int, default=256, help="training pictures to look at")
     parser.add_argument("--width", type=int, default=3, help="updates in the saliency window")
     parser.add_argument("--output", type=Path, help=f"default: {PROFILE} in the model's folder")
@@ -48,7 +52,8 @@ def main() -> int:
         images.mkdir()
         masks.mkdir()
         for number in trange(arguments.scenes, desc="drawing"):
-            scene = sample_scene(number, "train")
+            usual = arguments.split == "train"
+            scene = sample_scene(number) if usual else sample_fine(number, training=True)
             picture = draw_scene(scene)
             picture.save(images / f"{number:06}.png")
             Image.fromarray(item_mask(scene, *picture.size)).save(masks / f"{number:06}.png")

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.quality.ablate import run_trials
-from benchmarks.quality.cases import RETENTIONS, SPLITS, scene_ids
+from benchmarks.quality.cases import HARD_SPLITS, RETENTIONS, SPLITS, scene_ids
 from benchmarks.quality.inference import SceneModel, load_model
 from benchmarks.quality.record import provenance
 from benchmarks.quality.results import Table, report, write
@@ -31,6 +31,9 @@ def pruned_settings(model: SceneModel) -> dict[str, tuple[Variant, set[Fraction]
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--model", type=Path, default=ROOT / "models" / "scenes-llava")
+    parser.add_argument(
+        "--splits", nargs="+", choices=[*SPLITS, *HARD_SPLITS], default=list(SPLITS)
+    )
     parser.add_argument("--scenes", type=int, default=500, help="per split")
     parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), default="float32")
     parser.add_argument("--unpruned", action="store_true", help="only without pruning")
@@ -40,11 +43,11 @@ def main() -> None:
     torch.set_num_threads(arguments.threads)
     model = load_model(arguments.model, getattr(torch, arguments.dtype))
     settings = {} if arguments.unpruned else pruned_settings(model)
-    marks = run_trials(model, scene_ids(SPLITS, 1, arguments.scenes), settings)
+    marks = run_trials(model, scene_ids(arguments.splits, 1, arguments.scenes), settings)
     facts = {
         **provenance(arguments.model, "training.evaluate"),
         "dtype": arguments.dtype,
-        "scenes": {"splits": SPLITS, "seeds": 1, "per_seed": arguments.scenes},
+        "scenes": {"splits": arguments.splits, "seeds": 1, "per_seed": arguments.scenes},
     }
     retentions = () if arguments.unpruned else RETENTIONS
     table = Table("Accuracy", tuple((name, name) for name in settings), OURS, retentions)

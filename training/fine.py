@@ -16,10 +16,11 @@ import torch
 from safetensors.torch import load_file
 from tqdm import trange
 
+from benchmarks.quality.fine import FINE
 from training.export import MODELS, WEIGHTS, export
 from training.families import FAMILIES, Family
 from training.packing import choose_glimpse, sample_arrays
-from training.pool import FINE, load_pool
+from training.pool import load_pool
 from training.stages import Stage
 from training.symbols import spelling_loss
 from training.train import ENVIRONMENT, run_folder, run_stage

@@ -10,7 +10,6 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, fields
 from functools import cache, cached_property
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 from PIL import Image
@@ -18,7 +17,7 @@ from tqdm import tqdm
 from transformers import PreTrainedTokenizerFast
 
 from benchmarks.quality.drawing import draw_scene
-from benchmarks.quality.fine import MAX_FINE_ITEMS, sample_fine
+from benchmarks.quality.fine import FINE, MAX_FINE_ITEMS, AnySplit, sample_fine
 from benchmarks.quality.questions import FINE_KINDS, KINDS, ask
 from benchmarks.quality.scenes import (
     CHARACTERS,
@@ -27,7 +26,6 @@ from benchmarks.quality.scenes import (
     MAX_ITEMS,
     SHAPES,
     Scene,
-    Split,
     sample_scene,
 )
 from training.canvas import Canvas
@@ -35,8 +33,6 @@ from training.qwen import CANVAS
 from training.tokenizer import build_tokenizer
 
 NAMES = (*SHAPES, "sign")
-FINE: Literal["fine"] = "fine"
-Source = Split | Literal["fine"]
 BACKGROUND, UNCLEAR = -1, -2
 _QUESTIONS_PER_KIND = 2
 _MAX_QUESTION_TOKENS = 52
@@ -80,7 +76,7 @@ class Pool:
         return quarters
 
 
-def load_pool(folder: Path, num_scenes: int, canvas: Canvas, split: Source = "train") -> Pool:
+def load_pool(folder: Path, num_scenes: int, canvas: Canvas, split: AnySplit = "train") -> Pool:
     """Return the pool, drawing it first if no file of this recipe and size exists."""
     path = folder / f"pool-{split}-{num_scenes}-{canvas.name}-{_recipe(canvas, split)}.npz"
     if not path.exists():
@@ -140,13 +136,13 @@ def _tokenizer() -> PreTrainedTokenizerFast:
     return build_tokenizer()
 
 
-def _recipe(canvas: Canvas, split: Source) -> str:
+def _recipe(canvas: Canvas, split: AnySplit) -> str:
     """Name what the code makes of the first scenes, so that a change of it makes a new pool."""
     sample = _draw_chunk((0, 8, canvas, split))
     return hashlib.sha256(b"".join(array.tobytes() for array in sample.values())).hexdigest()[:10]
 
 
-def _draw_chunk(job: tuple[int, int, Canvas, Source]) -> dict[str, np.ndarray]:
+def _draw_chunk(job: tuple[int, int, Canvas, AnySplit]) -> dict[str, np.ndarray]:
     first, last, canvas, split = job
     kinds = FINE_KINDS if split == FINE else KINDS
     max_items = MAX_FINE_ITEMS if split == FINE else MAX_ITEMS
@@ -184,9 +180,9 @@ def _draw_chunk(job: tuple[int, int, Canvas, Source]) -> dict[str, np.ndarray]:
     return chunk
 
 
-def _draw(index: int, split: Source) -> tuple[Scene, Image.Image]:
+def _draw(index: int, split: AnySplit) -> tuple[Scene, Image.Image]:
     """Return a scene and its picture; among fine ones some are as usual, at their usual size."""
-    if split != "fine":
+    if split != FINE:
         scene = sample_scene(index, split)
         return scene, draw_scene(scene)
     if index % _USUAL_EVERY:

@@ -4,11 +4,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from fractions import Fraction
 
-from benchmarks.quality.questions import Question, ask_one_of_each
-from benchmarks.quality.scenes import Scene, Split, sample_scene
+from benchmarks.quality.fine import FINE, AnySplit, sample_fine
+from benchmarks.quality.questions import FINE_KINDS, KINDS, Question, ask_one_of_each
+from benchmarks.quality.scenes import Scene, sample_scene
 
-SPLITS: tuple[Split, ...] = ("test", "held_out")
-HARD_SPLITS: tuple[Split, ...] = ("crowded", "small")
+SPLITS: tuple[AnySplit, ...] = ("test", "held_out")
+HARD_SPLITS: tuple[AnySplit, ...] = ("crowded", "small", FINE)
 UNPRUNED = Fraction(1)
 RETENTIONS = (Fraction(1, 3), Fraction(2, 9), Fraction(1, 9), Fraction(1, 18))
 # Far more than one run asks about, so that two seeds never share a scene.
@@ -19,19 +20,21 @@ _SCENES_PER_SEED = 100_000
 class SceneId:
     """A scene of the benchmark: number `number` of one seed of one split."""
 
-    split: Split
+    split: AnySplit
     seed: int
     number: int
 
     def scene(self) -> Scene:
-        return sample_scene(self.seed * _SCENES_PER_SEED + self.number, self.split)
+        index = self.seed * _SCENES_PER_SEED + self.number
+        return sample_fine(index) if self.split == FINE else sample_scene(index, self.split)
 
     def questions(self) -> list[Question]:
         """Return up to one question of every kind."""
-        return ask_one_of_each(self.scene(), self.seed)
+        kinds = FINE_KINDS if self.split == FINE else KINDS
+        return ask_one_of_each(self.scene(), self.seed, kinds)
 
 
-def scene_ids(splits: Iterable[Split], num_seeds: int, num_scenes: int) -> list[SceneId]:
+def scene_ids(splits: Iterable[AnySplit], num_seeds: int, num_scenes: int) -> list[SceneId]:
     """Return `num_scenes` scenes of each of `num_seeds` seeds of each split."""
     if not 0 < num_scenes <= _SCENES_PER_SEED:
         raise ValueError(f"scenes must be in 1..{_SCENES_PER_SEED}, got {num_scenes}")

@@ -5,10 +5,22 @@ part of it is an item, and the more is lost when the picture is scaled down.
 """
 
 from dataclasses import replace
+from typing import Literal
 
 import numpy as np
 
-from benchmarks.quality.scenes import CHARACTERS, COLORS, MAX_CODE, TRAINING_PAIRS, Item, Scene
+from benchmarks.quality.scenes import (
+    CHARACTERS,
+    COLORS,
+    MAX_CODE,
+    TRAINING_PAIRS,
+    Item,
+    Scene,
+    Split,
+)
+
+FINE: Literal["fine"] = "fine"
+AnySplit = Split | Literal["fine"]
 
 TOKEN_SIDE = 8  # pixels
 # Rows and columns of tokens.

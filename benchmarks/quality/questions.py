@@ -34,10 +34,10 @@ def ask(scene: Scene, kind: str, rng: np.random.Generator) -> Question | None:
     return Question(kind, text, answer)
 
 
-def ask_one_of_each(scene: Scene, seed: int = 0) -> list[Question]:
+def ask_one_of_each(scene: Scene, seed: int = 0, kinds: Sequence[str] = KINDS) -> list[Question]:
     """Return up to one question of every kind; the same arguments give the same questions."""
     rng = np.random.default_rng([scene.seed, 2, seed])
-    asked = (ask(scene, kind, rng) for kind in KINDS)
+    asked = (ask(scene, kind, rng) for kind in kinds)
     return [question for question in asked if question is not None]
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.quality.cases import UNPRUNED, SceneId
-from benchmarks.quality.questions import KINDS
+from benchmarks.quality.questions import FINE_KINDS
 from benchmarks.quality.scores import (
     accuracy_by_kind,
     estimate,
@@ -79,12 +79,14 @@ def _summarise_split(
 ) -> list[dict[str, Any]]:
     row_of = {scene: row for row, scene in enumerate(dict.fromkeys(m.scene for m in marks))}
     seeds = np.array([scene.seed for scene in row_of])
+    asked = {mark.kind for mark in marks}
+    kinds = [kind for kind in FINE_KINDS if kind in asked]
     tables: dict[Setting, np.ndarray] = {}
     for mark in marks:
         setting = (mark.name, mark.retention)
         if setting not in tables:
-            tables[setting] = np.full((len(row_of), len(KINDS)), np.nan)
-        tables[setting][row_of[mark.scene], KINDS.index(mark.kind)] = mark.right
+            tables[setting] = np.full((len(row_of), len(kinds)), np.nan)
+        tables[setting][row_of[mark.scene], kinds.index(mark.kind)] = mark.right
     weights = resample(len(row_of))
     by_kind = {setting: accuracy_by_kind(right, weights) for setting, right in tables.items()}
     whole = by_kind[UNPRUNED_NAME, UNPRUNED]
@@ -99,7 +101,7 @@ def _summarise_split(
                 "name": name,
                 "retention": str(retention),
                 "questions": int((~np.isnan(right)).sum()),
-                "accuracy": {k: asdict(estimate(accuracy[:, i])) for i, k in enumerate(KINDS)},
+                "accuracy": {k: asdict(estimate(accuracy[:, i])) for i, k in enumerate(kinds)},
                 "overall": asdict(estimate(overall_accuracy(right, weights))),
                 "overall_by_seed": [
                     float(np.nanmean(right[seeds == seed])) for seed in np.unique(seeds)

@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
-from benchmarks.quality.questions import KINDS
 from benchmarks.quality.results import UNPRUNED_NAME
 
 Entry = Mapping[str, Any]
@@ -16,6 +15,7 @@ SPLIT_TITLES = {
     "held_out": "held-out pairs",
     "crowded": "crowded scenes",
     "small": "small shapes",
+    "fine": "fine scenes",
 }
 
 
@@ -43,7 +43,8 @@ def markdown_table(results: Mapping[str, Any], table: Mapping[str, Any], split: 
     }
     reference = results["reference"]
     last = [f"− {reference}"] if reference else []
-    heads = ["", *KINDS, "overall", "RelAcc.", *last]
+    kinds = entries[UNPRUNED_NAME, "1"]["accuracy"]
+    heads = ["", *kinds, "overall", "RelAcc.", *last]
     lines = [_line(heads), "|---|" + "---:|" * (len(heads) - 1)]
     lines.append(_line([UNPRUNED_NAME, *_cells(entries[UNPRUNED_NAME, "1"], False, bool(last))]))
     for retention in table["retentions"]:
@@ -111,7 +112,7 @@ def failure_table(results: Mapping[str, Any], names: Sequence[str] = _FAILING) -
     heads = ["scenes", "question", "unpruned", *(f"{name} {r}" for name, r in settings)]
     lines = [_line(heads), "|---|---|" + "---:|" * (len(heads) - 2)]
     for split in results["scenes"]["splits"]:
-        for kind in KINDS:
+        for kind in entries[split, UNPRUNED_NAME, "1"]["accuracy"]:
             parts = [
                 entries[split, name, retention]["accuracy"][kind]["value"]
                 for name, retention in [(UNPRUNED_NAME, "1"), *settings]
@@ -157,13 +158,13 @@ def _mean_block(
         if mean is not None and _tenths(mean) == best:
             text = f"**{text}**"
         shown = f"**{label}**" if name == table["default"] else label
-        blank = [""] * (len(KINDS) + 1)
+        blank = [""] * (width - 2 - has_difference)
         lines.append(_line([shown, *blank, text, *([""] if has_difference else [])]))
     return lines
 
 
 def _cells(entry: Entry, is_best: bool, has_difference: bool) -> list[str]:
-    numbers = [entry["accuracy"][kind]["value"] for kind in KINDS]
+    numbers = [part["value"] for part in entry["accuracy"].values()]
     numbers.append(entry["overall"]["value"])
     cells = [_NOTHING if number is None else f"{100 * number:.1f}" for number in numbers]
     relative = _with_interval(entry["relative"])
