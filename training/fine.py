@@ -1,13 +1,10 @@
-"""Train the Qwen-style model on for pictures of many sizes: `python -m training.fine`.
+"""Where `python -m training.train --model fine` starts: the saved weights of the Qwen-style model.
 
-Starts from saved weights. What training alone uses is not saved with them, so it is first learnt
-again from what the tower says.
+What training alone uses is not saved with them, so it is first learnt again from what the tower
+says.
 """
 
-import argparse
 import math
-import os
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,16 +14,14 @@ from safetensors.torch import load_file
 from tqdm import trange
 
 from benchmarks.quality.fine import FINE
-from training.export import MODELS, WEIGHTS, export
+from benchmarks.shared.provenance import ROOT
 from training.families import FAMILIES, Family
 from training.packing import choose_glimpse, sample_arrays
 from training.pool import load_pool
 from training.stages import Stage
 from training.symbols import spelling_loss
-from training.train import ENVIRONMENT, run_folder, run_stage
 from training.trainer import Trainer
 
-NAME = "fine"
 STAGES = (
     Stage("grid", 120, 16, 8, language_rate=6e-4),
     Stage("glimpses", 300, 16, 6, language_rate=5e-4, vision_rate=1e-3),
@@ -35,11 +30,12 @@ STAGES = (
 )
 _RECALL = Stage("grid", 100, 16, 4)
 _USUAL_FORM = (12, 12)
+START = ROOT / "models" / "scenes-qwen" / "model.safetensors"
 
 
-def load_weights(family: Family, model: Any, folder: Path) -> None:
+def load_weights(family: Family, model: Any, path: Path) -> None:
     """Load an exported model's weights."""
-    saved = load_file(folder / WEIGHTS)
+    saved = load_file(path)
     names = {name: family.published_name(name) for name in model.state_dict()}
     model.load_state_dict({name: saved[published].float() for name, published in names.items()})
 
@@ -86,11 +82,11 @@ def recall_symbols(trainer: Trainer) -> None:
         bar.set_postfix({name: f"{value:.3f}" for name, value in shown.items()})
 
 
-def prepare(folder: Path, start: Path, num_scenes: int, seed: int) -> Trainer:
+def prepare(folder: Path, num_scenes: int, seed: int) -> Trainer:
     """Return a trainer whose model has the saved weights, and symbols that fit them."""
-    family = FAMILIES[NAME]
-    trainer = Trainer(NAME, load_pool(folder, num_scenes, family.canvas, FINE), seed)
-    load_weights(family, trainer.model, start)
+    family = FAMILIES[FINE]
+    trainer = Trainer(FINE, load_pool(folder, num_scenes, family.canvas, FINE), seed)
+    load_weights(family, trainer.model, START)
     recalled = folder / "recalled.pt"
     if recalled.exists():
         trainer.symbols.load_state_dict(torch.load(recalled, weights_only=True))
@@ -98,30 +94,3 @@ def prepare(folder: Path, start: Path, num_scenes: int, seed: int) -> Trainer:
         recall_symbols(trainer)
         torch.save(trainer.symbols.state_dict(), recalled)
     return trainer
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--start", type=Path, default=MODELS / "scenes-qwen")
-    parser.add_argument("--runs", type=Path, help="where checkpoints and data go")
-    parser.add_argument("--scenes", type=int, default=8_000, help="how many training pictures")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--until", choices=[stage.name for stage in STAGES])
-    parser.add_argument("--output", type=Path, help="where the model is exported to")
-    arguments = parser.parse_args()
-    if not os.environ.keys() >= ENVIRONMENT.keys():
-        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], os.environ | ENVIRONMENT)
-    torch.set_num_threads(arguments.threads)
-    folder = arguments.runs or run_folder(NAME)
-    trainer = prepare(folder, arguments.start, arguments.scenes, arguments.seed)
-    for stage in STAGES:
-        run_stage(trainer, stage, folder / f"{stage.name}.pt")
-        if stage.name == arguments.until:
-            break
-    if arguments.output:
-        export(trainer.family, trainer.model, arguments.output)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,4 +1,4 @@
-"""Train a bundled model: `python -m training.train --model llava` or `qwen`.
+"""Train a bundled model: `python -m training.train --model llava`, `qwen` or `fine`.
 
 Every random choice depends on the seed, the stage and the step alone, so that a run that was
 stopped goes on as if it had not been.
@@ -13,17 +13,20 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
+from benchmarks.quality.fine import FINE
+from training import fine
 from training.families import FAMILIES
 from training.pool import load_pool
 from training.stages import STAGES, Stage
 from training.trainer import Trainer
 
 RUNS = Path(__file__).parent / "runs"
+_SCENES, _FINE_SCENES = 40_000, 8_000
 _CHECKPOINT_EVERY = 100
 _WARMUP = 60  # steps
 # glibc hands every large tensor back to the system and faults its pages in again: 3 x slower.
 # Threads that wait asleep leave the processor to whatever else runs beside a long training.
-ENVIRONMENT = {
+_ENVIRONMENT = {
     "OMP_WAIT_POLICY": "PASSIVE",
     "MALLOC_MMAP_THRESHOLD_": str(1 << 32),
     "MALLOC_TRIM_THRESHOLD_": str(1 << 34),
@@ -38,16 +41,20 @@ def run_folder(name: str) -> Path:
 
 def train(name: str, folder: Path, num_scenes: int, seed: int, until: str) -> Trainer:
     """Run the stages up to and including `until`, going on from the last checkpoint."""
-    trainer = Trainer(name, load_pool(folder, num_scenes, FAMILIES[name].canvas), seed)
-    for usual in STAGES:
-        stage = replace(usual, steps=trainer.family.steps.get(usual.name, usual.steps))
-        run_stage(trainer, stage, folder / f"{stage.name}.pt")
+    if name == FINE:
+        trainer, stages = fine.prepare(folder, num_scenes, seed), fine.STAGES
+    else:
+        trainer = Trainer(name, load_pool(folder, num_scenes, FAMILIES[name].canvas), seed)
+        steps = trainer.family.steps
+        stages = tuple(replace(s, steps=steps.get(s.name, s.steps)) for s in STAGES)
+    for stage in stages:
+        _run_stage(trainer, stage, folder / f"{stage.name}.pt")
         if stage.name == until:
             break
     return trainer
 
 
-def run_stage(trainer: Trainer, stage: Stage, path: Path) -> None:
+def _run_stage(trainer: Trainer, stage: Stage, path: Path) -> None:
     optimizer = trainer.optimizer(stage)
     first = 0
     if path.exists():
@@ -93,18 +100,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--model", choices=list(FAMILIES), default="llava")
     parser.add_argument("--runs", type=Path, help="where checkpoints and data go")
-    parser.add_argument("--scenes", type=int, default=40_000, help="how many training pictures")
+    parser.add_argument(
+        "--scenes", type=int, help=f"training pictures (default: {_SCENES}, {FINE}: {_FINE_SCENES})"
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=2)
     names = [stage.name for stage in STAGES]
     parser.add_argument("--until", choices=names, default=names[-1], help="last stage to run")
     arguments = parser.parse_args()
-    if not os.environ.keys() >= ENVIRONMENT.keys():
+    if not os.environ.keys() >= _ENVIRONMENT.keys():
         # Read at start only.
-        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], os.environ | ENVIRONMENT)
+        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], os.environ | _ENVIRONMENT)
     torch.set_num_threads(arguments.threads)
     folder = arguments.runs or run_folder(arguments.model)
-    train(arguments.model, folder, arguments.scenes, arguments.seed, arguments.until)
+    usual = _FINE_SCENES if arguments.model == FINE else _SCENES
+    train(arguments.model, folder, arguments.scenes or usual, arguments.seed, arguments.until)
 
 
 if __name__ == "__main__":
