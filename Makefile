@@ -29,7 +29,7 @@ READY_DEV := $(READY)-dev
 READY_BENCH := $(READY)-bench
 
 # The bundled models are on disk: no network.
-ifneq ($(filter $(BUNDLED) models/scenes-qwen,$(MODEL)),)
+ifneq ($(filter models/scenes-%,$(MODEL)),)
 SERVE_ENV := HF_HUB_OFFLINE=1
 endif
 

@@ -22,7 +22,7 @@ from training.stages import Stage
 from training.symbols import spelling_loss
 from training.trainer import Trainer
 
-STAGES = (
+STAGES: tuple[Stage, ...] = (
     Stage("grid", 120, 16, 8, language_rate=6e-4),
     Stage("glimpses", 300, 16, 6, language_rate=5e-4, vision_rate=1e-3),
     Stage("pictures", 375, 12, 6, language_rate=4e-4, vision_rate=6e-4, cooldown=0.7),

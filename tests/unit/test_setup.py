@@ -255,7 +255,7 @@ class TestMake:
         assert "--extra gpu" in _dry_run(checkout, "serve", "EXTRA=gpu")
 
     def test_only_the_bundled_models_are_served_offline(self, checkout: Path) -> None:
-        for model in ("scenes-llava", "scenes-qwen"):
+        for model in ("scenes-llava", "scenes-qwen", "scenes-fine"):
             recipe = _dry_run(checkout, "serve", f"MODEL=models/{model}")
             assert "HF_HUB_OFFLINE=1" in recipe
         assert "HF_HUB_OFFLINE" not in _dry_run(checkout, "serve", "MODEL=owner/name")

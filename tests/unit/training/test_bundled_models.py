@@ -10,6 +10,7 @@ from transformers import AutoModelForImageTextToText, AutoProcessor, AutoTokeniz
 from benchmarks.quality.ablate import run_trials
 from benchmarks.quality.cases import scene_ids
 from benchmarks.quality.drawing import draw_scene
+from benchmarks.quality.fine import FINE, AnySplit
 from benchmarks.quality.inference import PROFILE, Row, SceneModel, load_model
 from benchmarks.quality.questions import ask_one_of_each
 from benchmarks.quality.scenes import sample_scene
@@ -103,6 +104,7 @@ def test_generation_says_what_evaluation_counts(model):
 
 def test_it_answers_scenes_it_was_never_shown(model):
     ours = {OURS: (pruned_settings(model)[OURS][0], {Fraction(1, 3)})}
-    marks = run_trials(model, scene_ids(["test"], 1, 64), ours)
+    split: AnySplit = FINE if model.folder.name == "scenes-fine" else "test"
+    marks = run_trials(model, scene_ids([split], 1, 64), ours)
     right = [mark.right for mark in marks if mark.name == OURS]
     assert sum(right) / len(right) > 0.88
