@@ -121,3 +121,12 @@ def test_the_configuration_is_one_that_python_takes(
 
 def test_the_file_is_packaged() -> None:
     assert console.CONFIGURATION.parent == Path(console.__file__).parent
+
+
+def test_every_logger_of_ours_that_is_named_belongs_to_a_module() -> None:
+    named = json.loads(Path(console.__file__).with_suffix(".json").read_text())["loggers"]
+    ours = [name.removeprefix("vllm.") for name in named if name.startswith("vllm.")]
+    assert ours
+    for name in ours:
+        module = Path(console.__file__).parents[1].joinpath(*name.split("."))
+        assert "logger.info(" in module.with_suffix(".py").read_text(), name
