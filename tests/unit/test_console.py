@@ -124,7 +124,7 @@ def test_the_file_is_packaged() -> None:
 
 
 def test_every_logger_of_ours_that_is_named_belongs_to_a_module() -> None:
-    named = json.loads(Path(console.__file__).with_suffix(".json").read_text())["loggers"]
+    named = json.loads(console.CONFIGURATION.read_text())["loggers"]
     ours = [name.removeprefix("vllm.") for name in named if name.startswith("vllm.")]
     assert ours
     for name in ours:
