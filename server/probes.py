@@ -31,7 +31,11 @@ router = APIRouter()
 
 
 class Heart:
-    """Asks the workers for a sign of life, again and again, one question at a time."""
+    """Asks the workers for a sign of life while probes are read, one question at a time.
+
+    A worker that was asked something looks for more work for a second without a pause, so a server
+    that nobody probes does not ask.
+    """
 
     def __init__(
         self,
@@ -43,15 +47,18 @@ class Heart:
         self._clock = clock
         self._beat_seconds = beat_seconds
         self._asked: float | None = None
+        self._wanted = asyncio.Event()
 
-    @property
-    def silent_seconds(self) -> float:
-        """How long the question of now has been waiting for its answer."""
+    def silence(self) -> float:
+        """How many seconds the open question has waited for its answer; have another asked."""
+        self._wanted.set()
         return 0.0 if self._asked is None else self._clock() - self._asked
 
     async def beat(self) -> None:
         """Ask until the engine is gone; a question without an answer stays open."""
         while True:
+            await self._wanted.wait()
+            self._wanted.clear()
             self._asked = self._clock()
             await self._ask()
             self._asked = None
@@ -72,7 +79,7 @@ class Condition:
         """Return what only a restart can mend; None if all is well."""
         if self._engine_client.errored:
             return "the engine has failed"
-        if (seconds := self._heart.silent_seconds) > LIVE_SECONDS:
+        if (seconds := self._heart.silence()) > LIVE_SECONDS:
             return f"the workers have not answered for {seconds:.0f} s"
         return None
 
@@ -82,7 +89,7 @@ class Condition:
             return "the server is stopping"
         if (reason := self.why_not_alive()) is not None:
             return reason
-        if (seconds := self._heart.silent_seconds) > READY_SECONDS:
+        if (seconds := self._heart.silence()) > READY_SECONDS:
             return f"the workers have not answered for {seconds:.0f} s"
         limit = self._engine_client.vllm_config.scheduler_config.max_num_queued_reqs
         if limit is not None and self._num_requests() >= limit:

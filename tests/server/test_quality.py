@@ -33,7 +33,7 @@ from tests.server.running import Server, running_server
 NINTH = Fraction(1, 9)
 
 
-@pytest.fixture(scope="module", params=["scenes-llava", "scenes-qwen"])
+@pytest.fixture(scope="module", params=["scenes-llava", "scenes-qwen", "scenes-fine"])
 def model(request: pytest.FixtureRequest) -> SceneModel:
     return load_model(ROOT / "models" / request.param)
 
@@ -112,7 +112,8 @@ def test_this_process_and_the_endpoint_keep_the_same_tokens_and_agree_on_the_ans
 def test_plain_transformers_keeps_the_tokens_of_the_server_and_answers_the_same(
     bundled: Server, model: SceneModel
 ) -> None:
-    example = {"scenes-llava": transformers_llava, "scenes-qwen": transformers_qwen2_5_vl}
+    qwen = transformers_qwen2_5_vl
+    example = {"scenes-llava": transformers_llava, "scenes-qwen": qwen, "scenes-fine": qwen}
     ask = example[model.folder.name].ask
     endpoint = Endpoint(bundled.url)
     for name, questions in json.loads((ROOT / "examples" / "questions.json").read_text()).items():

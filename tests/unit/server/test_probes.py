@@ -60,6 +60,7 @@ async def test_workers_that_do_not_answer_are_noticed(
     for _ in range(5):
         await asyncio.sleep(0)
     silence.answers.clear()
+    assert told.why_not_ready() is told.why_not_alive() is None  # a question goes out
     for _ in range(5):
         await asyncio.sleep(0)
     silence.now += seconds
@@ -68,6 +69,25 @@ async def test_workers_that_do_not_answer_are_noticed(
     for _ in range(5):
         await asyncio.sleep(0)
     assert told.why_not_ready() is told.why_not_alive() is None
+    beating.cancel()
+
+
+async def test_a_server_that_nobody_probes_asks_nothing() -> None:
+    asked = 0
+
+    async def ask() -> None:
+        nonlocal asked
+        asked += 1
+
+    heart = Heart(ask, lambda: 0.0, beat_seconds=0)
+    beating = asyncio.create_task(heart.beat())
+    for _ in range(9):
+        await asyncio.sleep(0)
+    assert asked == 0
+    heart.silence()
+    for _ in range(9):
+        await asyncio.sleep(0)
+    assert asked == 1
     beating.cancel()
 
 
