@@ -81,7 +81,7 @@ class Scene:
     @property
     def character_width(self) -> float:
         """Of the picture's width."""
-        return 8 / (self.sides[0] if self.sides else _MODEL_SIDE)
+        return 8 / self.sides[0] if self.sides else CHARACTER_WIDTH
 
     @property
     def shapes(self) -> tuple[Item, ...]:
